@@ -1,0 +1,34 @@
+"""What a run has cost so far: communications, local steps, bytes.
+
+A communication is one exchange (FedDKD makes 1 + J a round). Local steps are counted as in the paper, for the average active
+client: E ceil(n_k / B) + J a round. Bytes are those of the named tensors, over all clients, without framing.
+"""
+
+from dataclasses import dataclass
+
+from feddkd.engines import Order, Reply
+from feddkd.method import Collect, Phase
+from feddkd.params import bytes_of
+
+
+@dataclass(frozen=True)
+class Costs:
+    communications: int = 0
+    local_steps: float = 0.0
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+    def after(self, phase: Phase, order: Order, reply: Reply, sizes: list[int]) -> "Costs":
+        """The costs with one more exchange added; `sizes` are the n_k of the clients that answered."""
+        return Costs(
+            self.communications + 1,
+            self.local_steps + sum(phase.reads.count(n) for n in sizes) / len(sizes),
+            self.bytes_up + _uploaded(phase, reply),
+            self.bytes_down + len(order.cohort) * bytes_of(order.sent),
+        )
+
+
+def _uploaded(phase: Phase, reply: Reply) -> int:
+    """A mean has the shape of one upload; what is stacked holds them all."""
+    weights = {group: 1 if rule is Collect.EVERY else len(reply.clients) for group, rule in phase.collect.items()}
+    return sum(weight * bytes_of({group: reply.collected[group]}) for group, weight in weights.items())

@@ -1,0 +1,49 @@
+"""Which examples a client reads, when: a pure function of a key."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from feddkd.keys import Key, generator
+
+Indices = npt.NDArray[np.int64]
+Source = Literal["train", "validation", "test"]
+
+
+@dataclass(frozen=True)
+class Reads:
+    """How a client goes through its examples in one exchange: so many epochs, or so many mini-batches."""
+
+    batch_size: int
+    epochs: int = 1
+    steps: int | None = None  # instead of epochs: this many mini-batches, epoch after epoch until there are enough
+    source: Source = "train"
+    random: bool = True  # shuffled, and augmented where the transform says so; else in stored order and as in testing
+    drop_last: bool = False  # leave out an epoch's partial batch, unless it is the only one
+
+    def batches_an_epoch(self, examples: int) -> int:
+        whole = examples // self.batch_size
+        return max(whole, 1) if self.drop_last else math.ceil(examples / self.batch_size)
+
+    def count(self, examples: int) -> int:
+        """Mini-batches read in one exchange by a client with so many examples."""
+        return self.epochs * self.batches_an_epoch(examples) if self.steps is None else self.steps
+
+
+def draw(reads: Reads, examples: int, key: Key) -> list[Indices]:
+    """The positions of each mini-batch, in reading order.
+
+    A batch that takes in everything is read in stored order: nothing random is left in it, not even the order of a sum.
+    """
+    shuffle = reads.random and examples > reads.batch_size
+    random = generator(("batches", *key)) if shuffle else None
+    wanted, per_epoch = reads.count(examples), reads.batches_an_epoch(examples)
+    batches: list[Indices] = []
+    while len(batches) < wanted:
+        order = np.arange(examples) if random is None else random.permutation(examples)
+        size = reads.batch_size
+        batches += [order[i * size : (i + 1) * size] for i in range(min(per_epoch, wanted - len(batches)))]
+    return batches

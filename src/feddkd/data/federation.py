@@ -1,0 +1,123 @@
+"""Data divided among clients, and what the server holds to judge by: the one place that knows which example is whose."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from feddkd.data.batches import Indices, Source
+from feddkd.data.partition import Partition, Split, Table
+from feddkd.data.sources import Data, Examples
+from feddkd.data.transforms import Transform
+from feddkd.errors import InputError
+from feddkd.keys import Key, generator
+
+SERVER = -1  # the server answers evaluation as if it were a client that holds the validation and test sets
+
+
+@dataclass(frozen=True)
+class Federation:
+    """All examples in one store, as they are kept on disk (uint8 pixels), and index lists that say who reads which."""
+
+    x: Tensor
+    y: Tensor
+    classes: int
+    transform: Transform
+    train: tuple[Indices, ...]
+    own_test: tuple[Indices, ...] | None  # where each client is tested on examples of its own
+    validation: Indices
+    test: Indices
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one example as a network sees it."""
+        return tuple(self.transform(self.x[:1], torch.float32).shape[1:])
+
+    @property
+    def sizes(self) -> list[int]:
+        return [len(indices) for indices in self.train]
+
+    def indices(self, source: Source, client: int) -> Indices:
+        """Where a client's (or the server's) examples stand in the store."""
+        if source == "train":
+            return self.train[client]
+        if source == "validation":
+            return self.validation
+        return self.test if client == SERVER or self.own_test is None else self.own_test[client]
+
+    def to(self, device: torch.device) -> "Federation":
+        return replace(self, x=self.x.to(device), y=self.y.to(device))
+
+
+def divide(
+    data: Data, partition: Partition, transform: Transform, *, clients: int, training: float | None, validation: float, key: Key
+) -> tuple[Federation, Split]:
+    """Set a class-stratified validation part aside, then divide the training part among the clients."""
+    labels = data.train.y.numpy()
+    held_out, kept = stratified(labels, validation, 1.0 - validation if training is None else training, key)
+    table = Table(
+        labels=labels[kept],
+        test_labels=data.test.y.numpy(),
+        domains=None if data.train.domain is None else data.train.domain.numpy()[kept],
+        test_domains=None if data.test.domain is None else data.test.domain.numpy(),
+        classes=data.classes,
+    )
+    split = partition(table, clients, ("partition", *key))
+    offset = len(data.train)
+    federation = Federation(
+        x=torch.cat([data.train.x, data.test.x]),
+        y=torch.cat([data.train.y, data.test.y]),
+        classes=data.classes,
+        transform=transform,
+        train=tuple(kept[indices] for indices in split.train),
+        own_test=None if split.test is None else tuple(indices + offset for indices in split.test),
+        validation=held_out,
+        test=np.arange(len(data.test)) + offset,
+    )
+    return federation, split
+
+
+def stratified(labels: Indices, first: float, second: float, key: Key) -> tuple[Indices, Indices]:
+    """Two disjoint parts with the given shares of every class, each in stored order."""
+    if first + second > 1 + 1e-9:
+        raise InputError(f"validation {first:g} and training {second:g} together take more than the whole training set")
+    random = generator(("validation", *key))
+    parts: tuple[list[Indices], list[Indices]] = ([], [])
+    for label in np.unique(labels):
+        members = random.permutation(np.flatnonzero(labels == label))
+        cut = round(first * len(members))
+        parts[0].append(members[:cut])
+        parts[1].append(members[cut : min(cut + round(second * len(members)), len(members))])
+    return np.sort(np.concatenate(parts[0])), np.sort(np.concatenate(parts[1]))
+
+
+def assemble(clients: Sequence[Examples], test: Examples, validation: Examples | None, transform: Transform) -> Federation:
+    """A federation of examples that are divided already."""
+    parts = [*clients, test, *([validation] if validation is not None else [])]
+    _check_alike(parts)
+    ends = np.cumsum([len(part) for part in parts])
+    ranges = [np.arange(end - len(part), end) for part, end in zip(parts, ends, strict=True)]
+    y = torch.cat([part.y for part in parts])
+    return Federation(
+        x=torch.cat([part.x for part in parts]),
+        y=y,
+        classes=int(y.max()) + 1,
+        transform=transform,
+        train=tuple(ranges[: len(clients)]),
+        own_test=None,
+        validation=ranges[-1] if validation is not None else np.arange(0),
+        test=ranges[len(clients)],
+    )
+
+
+def _check_alike(parts: Sequence[Examples]) -> None:
+    for part in parts:
+        if len(part) == 0:
+            raise InputError("every client and the test set must hold at least one example; one of them is empty")
+        if part.x.shape[1:] != parts[0].x.shape[1:] or part.x.dtype != parts[0].x.dtype:
+            raise InputError(
+                f"all examples must be alike; some are {tuple(parts[0].x.shape[1:])} {parts[0].x.dtype}, "
+                f"others {tuple(part.x.shape[1:])} {part.x.dtype}"
+            )

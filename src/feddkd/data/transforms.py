@@ -1,0 +1,109 @@
+"""From stored pixels to what a network reads: scale, pad, crop, flip, normalise; batched, on whatever device the pixels are.
+
+Spelled as steps joined by `|`: "pad(pixels=2) | normalise(mean=0.1307, std=0.3081)". Random steps act in training only.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad as torch_pad
+
+from feddkd.errors import InputError
+from feddkd.keys import uniform
+from feddkd.spelling import Count, Registry, Spelled
+
+# (images, key, stream) -> images. The key is None outside training.
+StepFn = Callable[[Tensor, Tensor | None, int], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Step(Spelled):
+    apply: StepFn
+
+
+TRANSFORMS: Registry[Step] = Registry("transform", "feddkd.transforms")
+
+
+@dataclass(frozen=True, eq=False)
+class Transform(Spelled):
+    """Stored examples -> floating-point examples; with a key, as in training (random crops and flips), else as in testing."""
+
+    scale: float
+    steps: tuple[Step, ...]
+
+    def __call__(self, x: Tensor, dtype: torch.dtype, key: Tensor | None = None) -> Tensor:
+        x = x.to(dtype) / self.scale if self.scale != 1 else x.to(dtype)
+        for stream, step in enumerate(self.steps):
+            x = step.apply(x, key, 1000 + stream)  # streams below 1000 belong to the network's dropout layers
+        return x
+
+
+def transform(text: str, scale: float = 1.0) -> Transform:
+    """A transform from its text; the empty text only scales."""
+    steps = TRANSFORMS.parse(text) if text.strip() else ()
+    return Transform(scale, steps, calls=tuple(call for step in steps for call in step.calls))
+
+
+@TRANSFORMS.register
+def pad(*, pixels: Count = 2) -> Step:
+    """Add a border of zeros, before normalising as FedMAX does, so the border becomes -mean/std."""
+    return Step(lambda x, key, stream: torch_pad(x, (pixels,) * 4))
+
+
+@TRANSFORMS.register
+def crop(*, padding: Count = 4) -> Step:
+    """Reflect-pad, then cut a random window of the old size. Training only."""
+
+    def apply(x: Tensor, key: Tensor | None, stream: int) -> Tensor:
+        if key is None:
+            return x
+        count, channels, height, width = x.shape
+        shift = (uniform(key, (count, 2), stream) * (2 * padding + 1)).long()
+        rows = shift[:, :1] + torch.arange(height, device=x.device)
+        columns = shift[:, 1:] + torch.arange(width, device=x.device)
+        padded = torch_pad(x, (padding,) * 4, mode="reflect")
+        padded = padded.gather(2, rows[:, None, :, None].expand(count, channels, height, padded.shape[3]))
+        return padded.gather(3, columns[:, None, None, :].expand(count, channels, height, width))
+
+    return Step(apply)
+
+
+@TRANSFORMS.register
+def flip() -> Step:
+    """Mirror left and right with probability one half. Training only."""
+
+    def apply(x: Tensor, key: Tensor | None, stream: int) -> Tensor:
+        if key is None:
+            return x
+        mirrored = uniform(key, (x.shape[0], 1, 1, 1), stream) < 0.5
+        return torch.where(mirrored, x.flip(-1), x)
+
+    return Step(apply)
+
+
+@TRANSFORMS.register
+def normalise(*, mean: float | str = 0.5, std: float | str = 0.5) -> Step:
+    """(x - mean) / std; one number for all channels, or a text such as "0.49,0.48,0.45" with one for each."""
+    means, deviations = _numbers("mean", mean), _numbers("std", std)
+    if min(deviations) <= 0:
+        raise InputError(f"transform 'normalise': std must be > 0, not {std!r}")
+
+    def apply(x: Tensor, key: Tensor | None, stream: int) -> Tensor:
+        return (x - _by_channel(means, x)) / _by_channel(deviations, x)
+
+    return Step(apply)
+
+
+def _numbers(name: str, given: float | str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in given.split(",")) if isinstance(given, str) else (given,)
+    except ValueError:
+        raise InputError(f"transform 'normalise': {name} must be a number or numbers joined by commas, not {given!r}") from None
+
+
+def _by_channel(numbers: tuple[float, ...], like: Tensor) -> Tensor:
+    if len(numbers) not in (1, like.shape[1]):
+        raise InputError(f"transform 'normalise' has numbers for {len(numbers)} channels; the images have {like.shape[1]}")
+    return torch.tensor(numbers, dtype=like.dtype, device=like.device).reshape(1, -1, *(1,) * (like.dim() - 2))

@@ -1,0 +1,41 @@
+"""Where clients compute. An engine performs one exchange and knows nothing else; nothing outside knows where clients live.
+
+Engine, device and chunking may change the speed of a run, never its numbers beyond rounding, so they are no part of an
+experiment.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from feddkd.keys import Key
+from feddkd.method import Exchange
+from feddkd.params import Groups
+
+
+class Order(NamedTuple):
+    """One run's share of an exchange. Several runs (seeds of one experiment) may go through an exchange together."""
+
+    run: int
+    sent: Groups
+    cohort: tuple[int, ...]
+    key: Key  # (seed, round, phase, step): with the client's number it decides every random draw
+
+
+class Reply(NamedTuple):
+    """Who answered, in the order of the cohort, and their uploads, gathered as the phase says."""
+
+    clients: tuple[int, ...]
+    collected: Groups
+
+
+class Engine(Protocol):
+    """Performs exchanges and holds the clients' memos in between."""
+
+    def sizes(self, run: int) -> Sequence[int]:
+        """n_k, the number of training examples of each client."""
+
+    def exchange(self, exchange: Exchange, orders: Sequence[Order]) -> list[Reply]:
+        """Send, compute at the clients, gather: one reply for each order."""
+
+    def close(self) -> None:
+        """Give back whatever the engine holds."""

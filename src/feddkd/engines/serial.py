@@ -1,0 +1,112 @@
+"""One client after another, one step after another: the oracle every other engine is tested against."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from feddkd.data.batches import Indices, draw
+from feddkd.data.federation import Federation
+from feddkd.engines import Order, Reply
+from feddkd.errors import ClientError, InputError
+from feddkd.keys import Key, fold
+from feddkd.method import Batch, Collect, Exchange, Fold, Phase
+from feddkd.models import Model
+from feddkd.params import Groups, stack, weighted_mean
+
+
+@dataclass
+class Serial:
+    """An engine over federations in memory, one for each run, with the memo every client begins with."""
+
+    model: Model
+    federations: Sequence[Federation]
+    first_memos: Sequence[Groups]
+    dtype: torch.dtype = torch.float32
+    memos: dict[tuple[int, int], Groups] = field(default_factory=dict)  # (run, client) -> memo
+
+    def sizes(self, run: int) -> Sequence[int]:
+        return self.federations[run].sizes
+
+    def exchange(self, exchange: Exchange, orders: Sequence[Order]) -> list[Reply]:
+        return [self._perform(exchange, order) for order in orders]
+
+    def close(self) -> None:
+        self.memos.clear()
+
+    def _perform(self, exchange: Exchange, order: Order) -> Reply:
+        uploads = []
+        for client in order.cohort:
+            memo = self.memos.get((order.run, client), self.first_memos[order.run])
+            upload, memo = self._ask(exchange.phase, order, client, memo)
+            uploads.append(upload)
+            self.memos[order.run, client] = retained(memo, exchange.retain)
+        federation, source = self.federations[order.run], exchange.phase.reads.source
+        examples = [len(federation.indices(source, client)) for client in order.cohort]
+        return Reply(order.cohort, gather(exchange.phase.collect, uploads, examples))
+
+    def _ask(self, phase: Phase, order: Order, client: int, memo: Groups) -> tuple[Groups, Groups]:
+        key = (*order.key, client)
+        try:
+            with seeded(key, self.federations[order.run].x.device):
+                return answer(self.model, phase, order.sent, memo, self.federations[order.run], client, key, self.dtype)
+        except InputError:
+            raise
+        except Exception as error:
+            raise ClientError(f"client {client} failed in phase {phase.name!r}, key {key}: {error}") from error
+
+
+@contextmanager
+def seeded(key: Key, device: torch.device) -> Iterator[None]:
+    """torch's own generators, for networks that draw from them (F.dropout, say), as a function of the key; put back afterwards.
+    torch's own generators, for networks that draw from them (F.dropout, say), as a function of the key; put back afterwards."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(fold(key))
+        yield
+
+
+def answer(
+    model: Model, phase: Phase, sent: Groups, memo: Groups, federation: Federation, client: int, key: Key, dtype: torch.dtype
+) -> tuple[Groups, Groups]:
+    """What one client does in one exchange: (upload, memo)."""
+    indices = federation.indices(phase.reads.source, client)
+    drawn = draw(phase.reads, len(indices), key)
+    batches = (read(federation, indices[d], (*key, i), dtype, phase.reads.random) for i, d in enumerate(drawn))
+    if isinstance(phase.client, Fold):
+        carry = phase.client.start(model, sent, memo)
+        for batch in batches:
+            carry = phase.client.step(model, sent, carry, batch)
+        return phase.client.finish(model, sent, carry, memo)
+    (batch,) = batches
+    taught = phase.client.targets(model, memo, batch)
+    loss = phase.client.loss
+    return {"gradient": grad(lambda w: loss(model, w, sent, memo, batch, taught))(sent["params"])}, memo
+
+
+def read(federation: Federation, indices: Indices, key: Key, dtype: torch.dtype, random: bool) -> Batch:
+    """A mini-batch as the network sees it, all examples with the same share."""
+    device = federation.x.device
+    at = torch.from_numpy(indices).to(device)
+    step_key = torch.tensor(fold(("step", *key)), device=device)
+    x = federation.transform(federation.x[at], dtype, step_key if random else None)
+    share: Tensor = torch.full((len(indices),), 1 / len(indices), dtype=dtype, device=device)
+    return Batch(x, federation.y[at], share, step_key)
+
+
+def gather(collect: Mapping[str, Collect], uploads: Sequence[Groups], examples: Sequence[int]) -> Groups:
+    """The uploads' groups, each by its rule."""
+
+    def one(group: str, rule: Collect) -> dict[str, Tensor]:
+        parts = [upload[group] for upload in uploads]
+        if rule is Collect.EVERY:
+            return stack(parts)
+        return weighted_mean(parts, examples if rule is Collect.MEAN_BY_EXAMPLES else [1] * len(parts))
+
+    return {group: one(group, rule) for group, rule in collect.items()}
+
+
+def retained(memo: Groups, names: frozenset[str] | None) -> Groups:
+    return memo if names is None else {name: group for name, group in memo.items() if name in names}

@@ -1,0 +1,92 @@
+"""Accuracy and loss by protocol; every number carries the name of its own.
+
+Evaluation is an exchange like any other, a fold over a test set, so every engine can do it and private tensors need not leave
+their client. The server takes part as one more client that holds the validation and test sets.
+"""
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import NamedTuple
+
+import torch
+
+from feddkd.data.batches import Reads, Source
+from feddkd.data.federation import SERVER
+from feddkd.engines import Engine, Order
+from feddkd.method import Batch, Collect, Exchange, Fold, Method, Phase, own_model
+from feddkd.models import Model
+from feddkd.objectives import cross_entropy
+from feddkd.params import Groups, Tensors
+
+
+class Protocol(Enum):
+    """Whose model is judged on which examples, and how that becomes one number."""
+
+    GLOBAL = "the global model on the whole test set"
+    CLIENT_MEAN = "each client's model on its own test set (the whole test set where it has none of its own), mean over clients"
+    CLIENT_POOLED = "each client's model on its own test set, all examples pooled"
+
+
+class Measured(NamedTuple):
+    accuracy: float
+    loss: float
+    client_accuracy: list[float] | None  # client by client, where clients were asked
+
+
+def fitting_protocol(method: Method, own_tests: bool) -> Protocol:
+    """Client by client where the partition deals out test sets or the method has private tensors, else one global model."""
+    return Protocol.CLIENT_MEAN if own_tests or method.private != {"none"} else Protocol.GLOBAL
+
+
+def measure(engine: Engine, states: Sequence[tuple[int, Groups]], protocol: Protocol, source: Source) -> list[Measured]:
+    """Judge the model in each (run, state) on the validation or test set."""
+    orders = []
+    for run, state in states:
+        cohort = (SERVER,) if protocol is Protocol.GLOBAL else tuple(range(len(engine.sizes(run))))
+        sent = {"params": state["params"], "buffers": state["buffers"]}
+        orders.append(Order(run, sent, cohort, ("evaluate",)))
+    return [_summary(reply.collected["tally"], protocol) for reply in engine.exchange(Exchange(PHASES[source]), orders)]
+
+
+def _summary(tally: Tensors, protocol: Protocol) -> Measured:
+    """Tallies stacked over clients -> numbers. One transfer from the device."""
+    correct, loss, count = torch.stack([tally["correct"], tally["loss"], tally["count"]]).double().cpu()
+    by_client = None if protocol is Protocol.GLOBAL else (correct / count).tolist()
+    if protocol is Protocol.CLIENT_MEAN:
+        return Measured((correct / count).mean().item(), (loss / count).mean().item(), by_client)
+    return Measured((correct.sum() / count.sum()).item(), (loss.sum() / count.sum()).item(), by_client)
+
+
+def _start(model: Model, sent: Groups, memo: Groups) -> Groups:
+    params, buffers = own_model(model, sent, memo)
+    zero = torch.zeros((), dtype=torch.float64, device=next(iter(params.values())).device)
+    return {"params": params, "buffers": buffers, "tally": {"correct": zero, "loss": zero, "count": zero}}
+
+
+def _step(model: Model, sent: Groups, carry: Groups, batch: Batch) -> Groups:
+    logits = model(carry["params"], carry["buffers"], batch.x, mode="eval").logits
+    present = (batch.share > 0).double()
+    count = present.sum()
+    tally = {
+        "correct": carry["tally"]["correct"] + ((logits.argmax(-1) == batch.y) * present).sum(),
+        "loss": carry["tally"]["loss"] + cross_entropy(logits, batch).double() * count,
+        "count": carry["tally"]["count"] + count,
+    }
+    return {**carry, "tally": tally}
+
+
+def _finish(model: Model, sent: Groups, carry: Groups, memo: Groups) -> tuple[Groups, Groups]:
+    return {"tally": carry["tally"]}, memo
+
+
+def _phase(source: Source) -> Phase:
+    return Phase(
+        name=f"evaluate on {source}",
+        client=Fold(_start, _step, _finish),
+        server=lambda state, collected, rates: state,
+        reads=Reads(batch_size=1000, source=source, random=False),
+        collect={"tally": Collect.EVERY},
+    )
+
+
+PHASES: dict[Source, Phase] = {"train": _phase("train"), "validation": _phase("validation"), "test": _phase("test")}

@@ -1,0 +1,187 @@
+"""An experiment: everything that decides a run's numbers, and nothing else.
+
+A frozen value, loaded from TOML; a `[sweep]` table makes a list of them. Engine, device and folders are not part of it.
+"""
+
+import hashlib
+import itertools
+import json
+import tomllib
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from feddkd.data.partition import PARTITIONS, Partition
+from feddkd.data.sources import SOURCES, Source
+from feddkd.data.transforms import transform
+from feddkd.errors import InputError, choices
+from feddkd.evaluate import Protocol, fitting_protocol
+from feddkd.method import Method
+from feddkd.methods import parse
+from feddkd.models import MODELS, Architecture
+from feddkd.simulation import cohort_size
+from feddkd.spelling import Bound, Count, Share, Whole, checked
+
+Fraction = typing.Annotated[float, Bound(least=0, below=1)]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What to run. Texts are spelled as in Python: name(option=value, ...)."""
+
+    method: str
+    data: str = "digits"
+    partition: str = "dirichlet(alpha=0.1)"
+    model: str = "mlp"
+    clients: Count = 10  # K
+    cohort: Count | Share = 1.0  # a fraction of the clients, or a number of them
+    rounds: Count = 10  # T
+    seed: Whole = 0  # decides initial weights, split, cohorts and batches
+    split_seed: Whole | None = None  # decides validation set and partition in place of `seed`, to share them between seeds
+    validation: Fraction = 0.1  # share of the training set held out, class by class
+    training: Share | None = None  # share of the training set given to the clients; all the rest unless said
+    transform: str | None = None  # in place of the one that goes with the data
+    evaluation: Literal["auto", "global", "client_mean", "client_pooled"] = "auto"
+    dtype: Literal["float32", "float64"] = "float32"
+    target: Share | None = None  # test accuracy whose price is reported; changes no number of the run
+    name: str = ""  # a label for tables; changes no number of the run
+
+    def __post_init__(self) -> None:
+        hints = typing.get_type_hints(Experiment, include_extras=True)
+        for item in fields(self):
+            object.__setattr__(self, item.name, checked(getattr(self, item.name), hints[item.name], item.name))
+        cohort_size(self.cohort, self.clients)
+        self.canonical  # noqa: B018  # so that every text is read, and complained of, now
+
+    @cached_property
+    def parsed_method(self) -> Method:
+        method = parse(self.method)
+        method.check_order()
+        return method
+
+    @cached_property
+    def parsed_data(self) -> Source:
+        return SOURCES.one(self.data)
+
+    @cached_property
+    def parsed_partition(self) -> Partition:
+        return PARTITIONS.one(self.partition)
+
+    @cached_property
+    def architecture(self) -> Architecture:
+        return MODELS.one(self.model)
+
+    @property
+    def transform_text(self) -> str:
+        return self.parsed_data.transform if self.transform is None else self.transform
+
+    @property
+    def protocol(self) -> Protocol:
+        if self.evaluation == "auto":
+            return fitting_protocol(self.parsed_method, self.parsed_partition.own_tests)
+        return Protocol[self.evaluation.upper()]
+
+    @property
+    def canonical(self) -> dict[str, Any]:
+        """The experiment with nothing left to choose: the same for the same experiment, however it was spelled."""
+        return {
+            "method": self.parsed_method.canonical,
+            "data": self.parsed_data.canonical,
+            "partition": self.parsed_partition.canonical,
+            "model": self.architecture.canonical,
+            "clients": self.clients,
+            "cohort": cohort_size(self.cohort, self.clients),
+            "rounds": self.rounds,
+            "seed": self.seed,
+            "split_seed": self.seed if self.split_seed is None else self.split_seed,
+            "validation": self.validation,
+            "training": 1.0 - self.validation if self.training is None else self.training,
+            "transform": transform(self.transform_text).canonical,
+            "evaluation": self.protocol.name.lower(),
+            "dtype": self.dtype,
+        }
+
+    @property
+    def digest(self) -> str:
+        return _digest(self.canonical)
+
+    @property
+    def family(self) -> str:
+        """A digest without the seed: what is averaged over seeds."""
+        return _digest({key: value for key, value in self.canonical.items() if key not in ("seed", "split_seed")})
+
+    def as_dict(self) -> dict[str, Any]:
+        """As it was spelled, without what was left to the defaults."""
+        return {key: value for key, value in asdict(self).items() if value is not None and value != ""}
+
+
+def _digest(canonical: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(canonical, sort_keys=True).encode()).hexdigest()
+
+
+KEYS = tuple(item.name for item in fields(Experiment))
+
+
+def load(path: Path, settings: Sequence[str] = ()) -> list[Experiment]:
+    """The experiments of a TOML file, in the order of its sweep, with `key=value` settings laid over it."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read the experiment {path}: {getattr(error, 'strerror', None) or error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path} is not TOML: {error}") from None
+    try:
+        return expand(overlaid(table, settings))
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def expand(table: Mapping[str, Any]) -> list[Experiment]:
+    """One experiment for each combination of the values under [sweep], the last key varying fastest."""
+    plain = {key: value for key, value in table.items() if key != "sweep"}
+    sweep = table.get("sweep", {})
+    if not isinstance(sweep, dict):
+        raise InputError("sweep must be a table of key = [values]")
+    for key, values in sweep.items():
+        if not isinstance(values, list) or not values:
+            raise InputError(f"sweep.{key} must be a list with at least one value, not {values!r}")
+        if key in plain:
+            raise InputError(f"{key!r} is given both for itself and under sweep")
+    combinations = itertools.product(*sweep.values())
+    return [_experiment({**plain, **dict(zip(sweep, values, strict=True))}) for values in combinations]
+
+
+def _experiment(table: Mapping[str, Any]) -> Experiment:
+    for key in table:
+        if key not in KEYS:
+            raise InputError(f"unknown key {key!r}; there are: {choices((*KEYS, 'sweep'))}")
+    if "method" not in table:
+        raise InputError("the key 'method' is missing, as in method = \"fedavg() | dkd()\"")
+    return Experiment(**table)
+
+
+def overlaid(table: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+    """A table with `key=value` settings in place; a value is read as TOML, or else as the text it is."""
+    result = {key: dict(value) if isinstance(value, dict) else value for key, value in table.items()}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        key = key.strip()
+        if not equals or not key:
+            raise InputError(f"a setting is written key=value, not {setting!r}")
+        swept = key.removeprefix("sweep.")
+        result.pop(swept, None)
+        if isinstance(result.get("sweep"), dict):
+            result["sweep"].pop(swept, None)
+        place = result.setdefault("sweep", {}) if key != swept else result
+        place[swept] = _value(text.strip())
+    return result
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text

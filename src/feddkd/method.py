@@ -1,0 +1,189 @@
+"""What a federated method is: a sequence of exchanges, as an immutable value.
+
+In an exchange the server sends named tensors to a cohort of clients, each client computes beside its own data, and the server
+folds what comes back into its state. A `Phase` is one kind of exchange, a `Method` a tuple of phases, and `a | b` runs b's
+phases after a's. All functions in here are pure: they change nothing they are given, take no `.item()` and branch on no tensor,
+so that an engine may loop, vmap, compile or capture them.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from feddkd.data.batches import Reads
+from feddkd.errors import InputError
+from feddkd.models import Model
+from feddkd.params import Groups, Tensors, only, without
+from feddkd.spelling import Spelled
+
+
+class Batch(NamedTuple):
+    """What a client sees in one step. `share` weighs the examples and sums to one, so a mean is a weighted sum: padding has
+    share 0."""
+
+    x: Tensor
+    y: Tensor
+    share: Tensor
+    key: Tensor  # the step's key as one whole number, for dropout
+
+
+# --- what a client does
+
+
+@dataclass(frozen=True)
+class Fold:
+    """The client iterates on its own copy. The engine owns the loop over batches; `step` is all it has to repeat."""
+
+    start: Callable[[Model, Groups, Groups], Groups]  # (model, sent, memo) -> carry
+    step: Callable[[Model, Groups, Groups, Batch], Groups]  # (model, sent, carry, batch) -> carry
+    finish: Callable[[Model, Groups, Groups, Groups], tuple[Groups, Groups]]  # (model, sent, carry, memo) -> (upload, memo)
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """The client differentiates a loss at the shared weights sent["params"] and uploads the gradient.
+
+    `targets` must not depend on what is sent: an engine may compute the targets of all J steps at once.
+    """
+
+    targets: Callable[[Model, Groups, Batch], Tensor]  # (model, memo, batch) -> targets, held constant
+    loss: Callable[[Model, Tensors, Groups, Groups, Batch, Tensor], Tensor]  # (model, w, sent, memo, batch, targets) -> loss
+
+
+class Collect(Enum):
+    """How the server gathers one group of the uploads."""
+
+    MEAN_BY_EXAMPLES = "mean by examples"  # weights n_k / sum n
+    MEAN_BY_CLIENTS = "mean by clients"  # weights 1 / m
+    EVERY = "every client's"  # stacked along a new first axis, in the order of the clients that answered
+
+
+# --- what changes with the round
+
+
+@dataclass(frozen=True)
+class Rate:
+    """initial * per_round^(t-1) * per_step^(j-1), for round t = 1, 2, ... and repetition j = 1, 2, ... of the phase."""
+
+    initial: float
+    per_round: float = 1.0
+    per_step: float = 1.0
+
+    def __call__(self, round: int, step: int) -> float:
+        return self.initial * self.per_round ** (round - 1) * self.per_step ** (step - 1)
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """How often a phase is repeated in a round: not at all in the first `warmup` rounds, then `times`."""
+
+    times: int = 1
+    warmup: int = 0
+
+    def __call__(self, round: int) -> int:
+        return 0 if round <= self.warmup else self.times
+
+
+# --- exchanges, phases, methods
+
+ServerFn = Callable[[Groups, Groups, Tensors], Groups]  # (state, collected, rates) -> state
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One kind of exchange."""
+
+    name: str
+    client: Fold | Gradient
+    server: ServerFn
+    reads: Reads
+    collect: Mapping[str, Collect]  # upload group -> how it is gathered
+    sends: tuple[str, ...] = ("params", "buffers")  # groups of the server's state
+    rates: Mapping[str, Rate] = field(default_factory=dict)  # arrive with what is sent, as sent["rates"], and at the server
+    repeat: Repeat = Repeat()
+    needs: frozenset[str] = frozenset()  # memo groups that an earlier phase of the round must have left
+    leaves: frozenset[str] = frozenset()  # memo groups that this phase leaves with the client for later phases
+    keeps: frozenset[str] = frozenset()  # memo groups that stay with the client from round to round
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One entry of a round's plan: repetition `step` of `steps` of phase number `index`.
+
+    `retain` names the memo groups that clients must keep afterwards; None means all of them.
+    """
+
+    phase: Phase
+    index: int = 0
+    step: int = 1
+    steps: int = 1
+    retain: frozenset[str] | None = None
+
+    def rates(self, round: int, like: Tensor) -> dict[str, Tensor]:
+        return {
+            name: torch.tensor(rate(round, self.step), dtype=like.dtype, device=like.device)
+            for name, rate in self.phase.rates.items()
+        }
+
+
+# Which tensors never leave their client: none; batch norm's running statistics; batch-norm layers whole.
+Private = Literal["none", "statistics", "norm"]
+
+
+@dataclass(frozen=True, eq=False)
+class Method(Spelled):
+    """A federated method: its phases, and which tensors stay private."""
+
+    phases: tuple[Phase, ...]
+    private: frozenset[Private] = frozenset({"none"})
+
+    def __or__(self, other: "Method") -> "Method":
+        joined = Method(self.phases + other.phases, self.private | other.private, calls=self.calls + other.calls)
+        joined.check_order()
+        return joined
+
+    def check_order(self) -> None:
+        """Each phase finds with the client what it needs."""
+        left: set[str] = set()
+        for phase in self.phases:
+            if missing := phase.needs - left - phase.keeps:
+                raise InputError(
+                    f"phase {phase.name!r} needs {', '.join(sorted(missing))!r} with the client, and no phase before it leaves "
+                    f"that there: put a method that trains locally first, as in fedavg() | {self}"
+                )
+            left |= phase.leaves | phase.keeps
+
+    def private_names(self, model: Model) -> frozenset[str]:
+        names = {"none": frozenset[str](), "statistics": model.buffer_names & model.norm_names, "norm": model.norm_names}
+        return frozenset().union(*(names[kind] for kind in self.private))
+
+    def start(self, model: Model, params: Tensors, buffers: Tensors) -> tuple[Groups, Groups]:
+        """An initial model as the server's state and the memo every client begins with (its private tensors)."""
+        private = self.private_names(model)
+        state = {"params": without(params, private), "buffers": without(buffers, private)}
+        return state, {"private": only({**params, **buffers}, private)} if private else {}
+
+    def plan(self, round: int) -> list[Exchange]:
+        """The exchanges of a round, in order."""
+        turns = [(i, j, n) for i, p in enumerate(self.phases) for n in [p.repeat(round)] for j in range(1, n + 1)]
+        forever = frozenset({"private"}).union(*(phase.keeps for phase in self.phases))
+        needed_later = [forever.union(*(self.phases[i].needs for i, _, _ in turns[at + 1 :])) for at in range(len(turns))]
+        return [Exchange(self.phases[i], i, j, n, keep) for (i, j, n), keep in zip(turns, needed_later, strict=True)]
+
+
+def own_model(model: Model, sent: Groups, memo: Groups) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The model as this client sees it: what was sent, with its private tensors in place."""
+    private = memo.get("private", {})
+    params = {**sent["params"], **only(private, model.param_names)}
+    return params, {**sent["buffers"], **only(private, model.buffer_names)}
+
+
+def uploads(model: Model, params: Tensors, buffers: Tensors, memo: Groups) -> tuple[Groups, Groups]:
+    """Part a client's model into what it uploads and the memo in which its private tensors stay."""
+    names = frozenset(memo.get("private", {}))
+    upload = {"params": without(params, names), "buffers": without(buffers, names)}
+    return upload, {**memo, "private": only({**params, **buffers}, names)} if names else dict(memo)

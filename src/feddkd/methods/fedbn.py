@@ -1,0 +1,20 @@
+"""FedBN: Li, Jiang, Zhang, Kamp, Dou, "FedBN: federated learning on non-IID features via local batch normalization", ICLR 2021,
+arXiv:2102.07623.
+
+    FedAvg on all tensors but those of batch-norm layers, which never leave their client
+
+`private="statistics"` keeps only the running statistics at home and averages the affine parameters: FedGen's way with its EMNIST
+network.
+"""
+
+from typing import Literal
+
+from feddkd.method import Method
+from feddkd.methods.local import Local, local_training
+from feddkd.methods.registry import METHODS
+
+
+@METHODS.register
+def fedbn(local: Local, *, private: Literal["norm", "statistics"] = "norm") -> Method:
+    """FedAvg with batch-norm layers kept at each client: average w' only, w = (w', w_k^BN)."""
+    return local_training(local, private=private)

@@ -1,0 +1,24 @@
+"""FedMAX: Chen, Bhardwaj, Marculescu, "FedMAX: mitigating activation divergence for accurate and communication-efficient
+federated learning", ECML PKDD 2020, arXiv:2004.03657.
+
+    local loss = CE + beta KL(U || softmax(a)),   a = the input of the last layer, U uniform
+
+The published code averages the divergence over the D activations too (`reduction="mean"`, so beta counts 1/D) and takes it from
+U to the activations; FedDKD's paper writes KL(a || U) without 1/D: `reduction="batchmean", reverse=True`.
+"""
+
+from typing import Literal
+
+from feddkd.method import Method
+from feddkd.methods.local import Local, local_training
+from feddkd.methods.registry import METHODS
+from feddkd.objectives import activation_entropy
+from feddkd.spelling import NonNegative
+
+
+@METHODS.register
+def fedmax(
+    local: Local, *, beta: NonNegative = 10.0, reduction: Literal["mean", "batchmean"] = "mean", reverse: bool = False
+) -> Method:
+    """FedAvg with activations drawn to maximum entropy: loss = CE + beta KL(U || softmax(a))."""
+    return local_training(local, activation_entropy(beta, reduction, reverse))

@@ -1,0 +1,60 @@
+"""Loss terms, each formula once.
+
+Means over a batch are weighted by the batch's shares (1/B each; 0 for padding). A `Term` is added to a client's cross-entropy.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+from torch import Tensor
+from torch.nn.functional import cross_entropy as torch_cross_entropy
+from torch.nn.functional import log_softmax, softmax
+
+from feddkd.errors import InputError
+from feddkd.method import Batch
+from feddkd.models import Model, Output
+from feddkd.params import Groups, Tensors
+
+Term = Callable[[Model, Tensors, Groups, Output, Batch], Tensor]  # (model, w, sent, output at w, batch) -> scalar
+
+
+def mean(per_example: Tensor, batch: Batch) -> Tensor:
+    return (per_example * batch.share).sum()
+
+
+def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
+    """1/B sum_i -log softmax(z_i)[y_i]"""
+    return mean(torch_cross_entropy(logits, batch.y, reduction="none"), batch)
+
+
+def distillation(teacher: Tensor, student: Tensor, batch: Batch) -> Tensor:
+    """1/B sum_i CE(softmax(teacher_i), student_i): the gradient in the student is that of KL(teacher || student)."""
+    return mean(-(softmax(teacher, -1) * log_softmax(student, -1)).sum(-1), batch)
+
+
+def proximal(mu: float, form: Literal["sum", "mean"]) -> Term:
+    """mu/2 |w - w_t|^2 over the tensors that were sent; "mean" takes each tensor's mean square in place of its sum."""
+
+    def term(model: Model, w: Tensors, sent: Groups, output: Output, batch: Batch) -> Tensor:
+        squares = [(w[name] - start) ** 2 for name, start in sent["params"].items()]
+        total = sum((square.sum() if form == "sum" else square.mean() for square in squares), output.logits.new_zeros(()))
+        return mu / 2 * total
+
+    return term
+
+
+def activation_entropy(beta: float, reduction: Literal["mean", "batchmean"], reverse: bool) -> Term:
+    """beta * KL(U || p), p = softmax(features), averaged over the batch, and for "mean" also over the D features; reverse: KL(p
+    || U)."""
+
+    def term(model: Model, w: Tensors, sent: Groups, output: Output, batch: Batch) -> Tensor:
+        if model.head is None:
+            raise InputError("fedmax reads the input of the last linear layer, and this network has no linear layer")
+        log_p = log_softmax(output.features, -1)
+        size = log_p.shape[-1]
+        forward = -math.log(size) - log_p.mean(-1)
+        divergence = (log_p.exp() * log_p).sum(-1) + math.log(size) if reverse else forward
+        return beta * mean(divergence / (size if reduction == "mean" else 1), batch)
+
+    return term

@@ -1,0 +1,65 @@
+"""Arithmetic on named tensors.
+
+`Tensors` is one group ({"fc.weight": ..., ...}); `Groups` is what travels or stays: {"params": ..., "buffers": ..., ...}.
+Nothing here changes its arguments.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+Tensors = Mapping[str, Tensor]
+Groups = Mapping[str, Tensors]
+
+
+def combine(function: Callable[..., Tensor], *operands: Tensors) -> dict[str, Tensor]:
+    """Apply a function name by name, over the names of the first operand."""
+    return {name: function(*(operand[name] for operand in operands)) for name in operands[0]}
+
+
+def add(a: Tensors, b: Tensors, scale: Tensor | float = 1.0) -> dict[str, Tensor]:
+    """a + scale * b"""
+    return combine(lambda x, y: x + scale * y, a, b)
+
+
+def zeros(like: Tensors) -> dict[str, Tensor]:
+    return combine(torch.zeros_like, like)
+
+
+def stack(many: Sequence[Tensors]) -> dict[str, Tensor]:
+    """One group whose tensors have a leading axis over the given groups."""
+    return combine(lambda *tensors: torch.stack(tensors), *many)
+
+
+def weighted_mean(many: Sequence[Tensors], weights: Sequence[float]) -> dict[str, Tensor]:
+    """sum_k p_k * many[k] with p = weights / sum(weights). Whole numbers (counters) are not averaged: the largest is kept."""
+    total = float(sum(weights))
+    shares = [weight / total for weight in weights]
+
+    def mean(*tensors: Tensor) -> Tensor:
+        if not tensors[0].is_floating_point():
+            return torch.stack(tensors).amax(0)
+        return torch.stack([share * tensor for share, tensor in zip(shares, tensors, strict=True)]).sum(0)
+
+    return combine(mean, *many)
+
+
+def only(group: Tensors, names: Iterable[str]) -> dict[str, Tensor]:
+    wanted = set(names)
+    return {name: tensor for name, tensor in group.items() if name in wanted}
+
+
+def without(group: Tensors, names: Iterable[str]) -> dict[str, Tensor]:
+    unwanted = set(names)
+    return {name: tensor for name, tensor in group.items() if name not in unwanted}
+
+
+def to(group: Tensors, device: torch.device | str, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Move a group; only floating-point tensors change their type."""
+    return {n: t.to(device, dtype if t.is_floating_point() else t.dtype) for n, t in group.items()}
+
+
+def bytes_of(groups: Groups) -> int:
+    """What these groups weigh on the wire, without framing."""
+    return sum(tensor.numel() * tensor.element_size() for group in groups.values() for tensor in group.values())

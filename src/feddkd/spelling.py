@@ -1,0 +1,290 @@
+"""Values that can be written down: `name(key=value, ...)`, joined by `|`.
+
+Methods, partitions, data sources and models are all spelled this way. The same text is the Python expression, the line in an
+experiment's TOML and the row of a table; defaults left out or written out mean the same thing (`canonical`).
+"""
+
+import ast
+import dataclasses
+import functools
+import inspect
+import math
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+from feddkd.errors import InputError, choices
+
+Value = bool | int | float | str | None
+LONGEST_TEXT = 10_000  # nobody spells a method longer than this; a parser fed garbage should stop early
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Limits of a number, checked when a value is spelled. Use inside `Annotated`."""
+
+    least: float = -math.inf
+    above: float = -math.inf
+    most: float = math.inf
+    below: float = math.inf
+
+    def holds(self, value: float) -> bool:
+        return self.least <= value <= self.most and self.above < value < self.below
+
+    def __str__(self) -> str:
+        limits = {">=": self.least, ">": self.above, "<=": self.most, "<": self.below}
+        return " and ".join(f"{sign} {limit:g}" for sign, limit in limits.items() if math.isfinite(limit))
+
+
+Count = Annotated[int, Bound(least=1)]
+Whole = Annotated[int, Bound(least=0)]
+Positive = Annotated[float, Bound(above=0)]
+NonNegative = Annotated[float, Bound(least=0)]
+Share = Annotated[float, Bound(above=0, most=1)]
+Momentum = Annotated[float, Bound(least=0, below=1)]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One `name(key=value, ...)`: as it was written, and with every default filled in."""
+
+    name: str
+    given: tuple[tuple[str, Value], ...]
+    complete: tuple[tuple[str, Value], ...]
+
+    def __str__(self) -> str:
+        return _write(self.name, self.given)
+
+    @property
+    def canonical(self) -> str:
+        return _write(self.name, self.complete)
+
+
+def _write(name: str, arguments: tuple[tuple[str, Value], ...]) -> str:
+    return f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments)})"
+
+
+@dataclass(frozen=True, eq=False)
+class Spelled:
+    """A value that remembers how it was written. Two are equal when they mean the same, however they were spelled."""
+
+    calls: tuple[Call, ...] = field(default=(), kw_only=True)
+
+    def __str__(self) -> str:
+        return " | ".join(str(call) for call in self.calls)
+
+    @property
+    def canonical(self) -> str:
+        return " | ".join(call.canonical for call in self.calls)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Spelled) and self.canonical == other.canonical
+
+    def __hash__(self) -> int:
+        return hash(self.canonical)
+
+
+T = TypeVar("T", bound=Spelled)
+
+
+@dataclass(frozen=True)
+class Option:
+    """One keyword of a registered factory."""
+
+    name: str
+    annotation: Any
+    default: Any = dataclasses.MISSING
+
+
+class Registry(Generic[T]):
+    """Factories by name, the package's own and those of entry-point plug-ins; `parse` turns text into what they make."""
+
+    def __init__(self, kind: str, group: str) -> None:
+        self.kind, self.group = kind, group
+        self._factories: dict[str, Callable[..., T]] = {}
+        self._plugins_loaded = False
+
+    def register(self, factory: Callable[..., T]) -> Callable[..., T]:
+        """Make a factory callable by keywords alone, check what it is given and record the spelling in what it makes."""
+        name, takes = factory.__name__, _options(factory)
+
+        @functools.wraps(factory)
+        def spelled(**given: Any) -> T:
+            complete = self._complete(name, takes, given)
+            value = factory(**_regroup(factory, complete))
+            return dataclasses.replace(value, calls=(Call(name, tuple(given.items()), tuple(complete.items())),))
+
+        spelled.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [
+                inspect.Parameter(
+                    option.name,
+                    inspect.Parameter.KEYWORD_ONLY,
+                    annotation=option.annotation,
+                    default=inspect.Parameter.empty if option.default is dataclasses.MISSING else option.default,
+                )
+                for option in takes
+            ]
+        )
+        self._factories[name] = spelled
+        return spelled
+
+    def __getitem__(self, name: str) -> Callable[..., T]:
+        if name not in self._factories:
+            self._load_plugins()
+        if name not in self._factories:
+            raise InputError(f"unknown {self.kind} {name!r}; there are: {choices(self)}")
+        return self._factories[name]
+
+    def __iter__(self) -> Iterator[str]:
+        self._load_plugins()
+        return iter(sorted(self._factories))
+
+    def options(self, name: str) -> dict[str, Any]:
+        """Keyword -> default of one factory, for help pages. A keyword without a default maps to `...`."""
+        signature = inspect.signature(self[name])
+        return {key: ... if p.default is p.empty else p.default for key, p in signature.parameters.items()}
+
+    def parse(self, text: str) -> tuple[T, ...]:
+        """The values of `a(...) | b(...) | ...`, in order. A bare name means all defaults."""
+        return tuple(self[name](**arguments) for name, arguments in _read(self.kind, text))
+
+    def one(self, text: str) -> T:
+        """The value of a single `name(...)`."""
+        values = self.parse(text)
+        if len(values) != 1:
+            raise InputError(f"one {self.kind} is wanted here, not {len(values)}: {text!r}")
+        return values[0]
+
+    def _complete(self, name: str, takes: list[Option], given: Mapping[str, Any]) -> dict[str, Value]:
+        known = {option.name: option for option in takes}
+        for key in given:
+            if key not in known:
+                raise InputError(f"{self.kind} {name!r} has no option {key!r}; it takes: {choices(known)}")
+        complete = {}
+        for option in takes:
+            value = given.get(option.name, option.default)
+            if value is dataclasses.MISSING:
+                raise InputError(f"{self.kind} {name!r} needs a value for {option.name!r}")
+            complete[option.name] = checked(value, option.annotation, f"{self.kind} {name!r}: {option.name}")
+        return complete
+
+    def _load_plugins(self) -> None:
+        if self._plugins_loaded:
+            return
+        self._plugins_loaded = True
+        for point in entry_points(group=self.group):
+            factory = point.load()
+            if factory.__name__ not in self._factories:  # a plug-in may have registered itself on import
+                self.register(factory)
+
+
+def checked(value: Any, annotation: Any, where: str) -> Any:
+    """The value, converted to what the annotation asks for; an error that names it otherwise."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        value = checked(value, arguments[0], where)
+        for bound in arguments[1:]:
+            if value is not None and isinstance(bound, Bound) and not bound.holds(value):
+                raise InputError(f"{where} must be {bound}, not {value!r}")
+        return value
+    if origin is Literal:
+        if value not in arguments or isinstance(value, bool) != isinstance(arguments[0], bool):
+            raise InputError(f"{where} must be one of {', '.join(map(repr, arguments))}, not {value!r}")
+        return value
+    if origin in (typing.Union, types.UnionType):
+        return _checked_union(value, arguments, where)
+    if annotation is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value) if abs(value) < 2**1000 else math.inf
+    if annotation is float and isinstance(value, float) and not math.isfinite(value):
+        raise InputError(f"{where} must be a finite number, not {value!r}")
+    if type(value) is not annotation:
+        raise InputError(f"{where} must be {_describe(annotation)}, not {value!r}")
+    return value
+
+
+def _checked_union(value: Any, members: tuple[Any, ...], where: str) -> Any:
+    """The first member of exactly the value's type wins, so that 1 stays a count where `int | float` is asked for."""
+    if value is None and type(None) in members:
+        return None
+    concrete = [member for member in members if member is not type(None)]
+    exact = [m for m in concrete if type(value) is _plain(m)]
+    return checked(value, (exact or concrete)[0], where)
+
+
+def _plain(annotation: Any) -> Any:
+    return typing.get_args(annotation)[0] if typing.get_origin(annotation) is Annotated else annotation
+
+
+def _describe(annotation: Any) -> str:
+    words = {int: "a whole number", float: "a number", bool: "True or False", str: "a text"}
+    return words.get(annotation, str(annotation))
+
+
+def _options(factory: Callable[..., Any]) -> list[Option]:
+    """A factory's keywords. A parameter whose type is a dataclass stands for the dataclass's fields."""
+    hints = typing.get_type_hints(factory, include_extras=True)
+    found = []
+    for parameter in inspect.signature(factory).parameters.values():
+        annotation = hints[parameter.name]
+        if dataclasses.is_dataclass(annotation):
+            inner = typing.get_type_hints(annotation, include_extras=True)
+            found += [Option(f.name, inner[f.name], f.default) for f in dataclasses.fields(annotation)]
+        else:
+            default = dataclasses.MISSING if parameter.default is parameter.empty else parameter.default
+            found.append(Option(parameter.name, annotation, default))
+    return found
+
+
+def _regroup(factory: Callable[..., Any], complete: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of the expansion in `_options`: fields back into their dataclass."""
+    hints = typing.get_type_hints(factory, include_extras=True)
+    arguments: dict[str, Any] = {}
+    for name in inspect.signature(factory).parameters:
+        group = hints[name]
+        if isinstance(group, type) and dataclasses.is_dataclass(group):
+            arguments[name] = group(**{f.name: complete[f.name] for f in dataclasses.fields(group)})
+        else:
+            arguments[name] = complete[name]
+    return arguments
+
+
+def _read(kind: str, text: str) -> list[tuple[str, dict[str, Value]]]:
+    if len(text) > LONGEST_TEXT:
+        raise InputError(f"this {kind} is spelled with {len(text)} characters; at most {LONGEST_TEXT} are read")
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+        return [_read_call(node) for node in _parts(tree)]
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        reason = str(error) if isinstance(error, InputError) else "it does not read as name(key=value, ...)"
+        raise InputError(f"cannot read the {kind} {text[:200]!r}: {reason}") from None
+
+
+def _parts(node: ast.expr) -> list[ast.expr]:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+        return [*_parts(node.left), *_parts(node.right)]
+    return [node]
+
+
+def _read_call(node: ast.expr) -> tuple[str, dict[str, Value]]:
+    if isinstance(node, ast.Name):
+        return node.id, {}
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+        raise InputError(f"{ast.unparse(node)[:80]!r} is not of the form name(key=value, ...)")
+    if node.args:
+        raise InputError(f"options are given by name, as in key=value, not {ast.unparse(node.args[0])[:80]!r}")
+    arguments: dict[str, Value] = {}
+    for keyword in node.keywords:
+        if keyword.arg is None:
+            raise InputError("** has no meaning here")
+        arguments[keyword.arg] = _read_value(keyword.arg, keyword.value)
+    return node.func.id, arguments
+
+
+def _read_value(key: str, node: ast.expr) -> Value:
+    value = ast.literal_eval(node)  # a ValueError here is reported by _read
+    if value is not None and not isinstance(value, bool | int | float | str):
+        raise InputError(f"{key} must be a number, a text, True, False or None")
+    return value
