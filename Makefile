@@ -20,6 +20,7 @@ setup: $(DONE) ## install the package and what its tests need into .venv
 
 demo: $(DONE) ## FedAvg, FedProx and FedDKD on real handwritten digits, in a minute
 	$(BIN)/feddkd run experiments/demo.toml --threads 1 --out runs/demo
+	$(BIN)/feddkd report runs/demo --figure runs/demo/curves.png >/dev/null && echo 'curves drawn to runs/demo/curves.png'
 
 test: $(DONE) ## everything CI runs: format, lint, types, tests
 	$(BIN)/ruff format --check

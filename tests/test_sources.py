@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
-from feddkd.data.sources import SOURCES, Data, Examples, examples, from_arrays
+from feddkd.data.examples import Data, Examples, examples, from_arrays
+from feddkd.data.sources import SOURCES
 from feddkd.errors import InputError
 from feddkd.keys import generator
 

@@ -20,9 +20,10 @@ from feddkd.data.sources import SOURCES
 from feddkd.errors import ClientError, InputError, NobodyAnsweredError
 from feddkd.execute import execute, prepare
 from feddkd.experiment import Experiment, load
+from feddkd.figure import curves
 from feddkd.methods import METHODS
 from feddkd.record import find, folder_name
-from feddkd.report import table
+from feddkd.report import drawing, table
 from feddkd.rounds import Row
 from feddkd.spelling import Registry
 from feddkd.version import __version__
@@ -30,6 +31,7 @@ from feddkd.version import __version__
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     help="Federated learning by decentralised knowledge distillation.\n\n"
     "Write an experiment as a TOML file, `feddkd run` it, `feddkd report` what came out.",
@@ -55,14 +57,22 @@ def main() -> None:
         _fail(str(error), status=1)
     except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted", status=130)
+    except OSError as error:  # a full disk, a closed pipe
+        _fail(str(error), status=1)
     except Exception as error:
         if not hasattr(error, "format_message"):  # typer's usage errors have it, and no public class of their own
             raise
         _fail(error.format_message())
 
 
+def _console(stderr: bool = False) -> Console:
+    """Shows texts as they are: what is in brackets or between colons is the user's, not markup."""
+    return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+
+
 def _fail(message: str, status: int = 2) -> None:
-    print("feddkd: " + " ".join(message.split()), file=sys.stderr)
+    if message:  # there is none where help was asked for by saying nothing
+        print("feddkd: " + " ".join(message.split()), file=sys.stderr)
     sys.exit(status)
 
 
@@ -83,9 +93,19 @@ def run(
 
         method = "fedavg(epochs=5, lr=0.1) | dkd(steps=10, lr=0.2)"
 
-    The others are data, partition, model, clients, cohort, rounds, seed, split_seed, validation, training, transform, evaluation,
-    dtype, target and name. A table [sweep] lists values, as in seed = [0, 1, 2]. Change any of them with --set, e.g.
-    --set rounds=5 --set 'partition=dirichlet(alpha=0.5)' --set 'sweep.seed=[0, 1]'.
+    The others have defaults:
+
+    - data = "digits", partition = "dirichlet(alpha=0.1)": see `feddkd data list`
+    - model = "mlp(hidden='64')", or femnist_cnn, vgg9, digit_cnn, emnist_cnn
+    - clients = 10; cohort = 1.0, the share of them active in a round, or their number; rounds = 10
+    - seed = 0 decides everything random; split_seed, if given, validation set and partition in its place
+    - validation = 0.1, training = all the rest: shares of the training set, class by class
+    - transform: in place of the one that goes with the data, as in "pad(pixels=2) | normalise(mean=0.5, std=0.5)"
+    - evaluation = "auto", or global, client_mean, client_pooled; dtype = "float32", or float64
+    - target: a test accuracy whose price is reported; name: a label for tables
+
+    A table [sweep] lists values, as in seed = [0, 1, 2]. Change any key by --set rounds=5, --set 'method=fedavg(lr=0.3)',
+    --set 'sweep.seed=[0, 1]'.
     """
     experiments = load(file, set_ or ())
     if threads is not None:
@@ -95,8 +115,9 @@ def run(
             execute(e, out=out, folder=data, engine=engine, device=device, on_row=follow(index))
             for index, e in enumerate(experiments)
         ]
-    Console(stderr=as_json).print(table([find(out / folder_name(e))[0] for e in experiments]))
-    Console(stderr=as_json).print(f"written to {out}{os.sep}", highlight=False)
+    console = _console(stderr=as_json)
+    console.print(table([find(out / folder_name(e))[0] for e in experiments]))
+    console.print(f"written to {out}{os.sep}", soft_wrap=True)
     if as_json:
         wanted = ("digest", "method", "seed", "rounds", "test_accuracy", "best_round", "final_test_accuracy", "communications",
                   "local_steps", "bytes_up", "bytes_down", "seconds", "selection", "to_target")  # fmt: skip
@@ -106,8 +127,9 @@ def run(
 @contextmanager
 def _bars(experiments: list[Experiment], quiet: bool) -> Iterator[Callable[[int], Callable[[Row], None]]]:
     """A progress bar for each run on standard error; where that is not a terminal, a plain line a run at its end."""
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}")
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), disable=quiet) as progress:
+    title, note = (TextColumn(f"{{task.{part}}}", markup=False) for part in ("description", "fields[note]"))
+    columns = title, BarColumn(), MofNCompleteColumn(), note, TimeRemainingColumn()
+    with Progress(*columns, console=_console(stderr=True), disable=quiet) as progress:
 
         def follow(index: int) -> Callable[[Row], None]:
             experiment = experiments[index]
@@ -134,13 +156,13 @@ def methods(as_json: AsJson = False) -> None:
     """List the methods, what each does and its options with their defaults. Compose them with |, as in fedavg() | dkd()."""
     if as_json:
         rows = [{"name": name, "summary": _summary(METHODS, name), "options": METHODS.options(name)} for name in METHODS]
-        print(json.dumps({"methods": rows}))
+        print(json.dumps({"methods": rows}, default=lambda _: None))  # an option without a default has `...`: null
         return
     page = _page("method", "what it does", "options")
     for name in METHODS:
-        options = ", ".join(f"{key}={value!r}" for key, value in METHODS.options(name).items())
-        page.add_row(name, _summary(METHODS, name), options)
-    Console().print(page)
+        options = (key if value is ... else f"{key}={value!r}" for key, value in METHODS.options(name).items())
+        page.add_row(name, _summary(METHODS, name), ", ".join(options))
+    _console().print(page)
 
 
 def _page(*headings: str) -> Table:
@@ -155,9 +177,15 @@ def _summary(registry: Registry[Any], name: str) -> str:
 
 
 @app.command()
-def report(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of runs.")] = Path("runs")) -> None:
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of runs.")] = Path("runs"),
+    figure: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the accuracy curves, too: .png, .svg, .pdf.")] = None,
+) -> None:
     """A table of all runs under a folder: mean and standard deviation over seeds, and what a target accuracy cost."""
-    Console().print(table(find(folder)))
+    records = find(folder)
+    _console().print(table(records))
+    if figure is not None:
+        curves(records, figure)
 
 
 def _sources() -> list[str]:
@@ -168,19 +196,25 @@ def _sources() -> list[str]:
 @data_app.command("list")
 def data_list(as_json: AsJson = False) -> None:
     """The data sources, which files each reads and where to get them; and the partitions."""
-    sources = {name: SOURCES[name]() for name in _sources()}
-    partitions = {name: _summary(PARTITIONS, name) for name in PARTITIONS}
+    made = {name: SOURCES[name]() for name in _sources()}
+    sources: list[dict[str, Any]] = [
+        {"name": name, "summary": source.summary, "files": list(source.files), "origin": source.origin}
+        for name, source in made.items()
+    ]
+    sources += [
+        {"name": name, "summary": _summary(SOURCES, name), "files": [], "origin": ""} for name in SOURCES if name not in made
+    ]
+    partitions = [{"name": name, "summary": _summary(PARTITIONS, name)} for name in PARTITIONS]
     if as_json:
-        rows = [{"name": n, "summary": s.summary, "files": list(s.files), "origin": s.origin} for n, s in sources.items()]
-        print(json.dumps({"sources": rows, "partitions": [{"name": n, "summary": s} for n, s in partitions.items()]}))
+        print(json.dumps({"sources": sources, "partitions": partitions}))
         return
-    page = _page("source", "what it is", "files", "where to get them")
-    for name, source in sources.items():
-        page.add_row(name, source.summary, "\n".join(source.files) or "none needed", source.origin)
-    rules = _page("partition", "what it does")
-    for name, summary in partitions.items():
-        rules.add_row(name, summary)
-    Console().print(page, rules)
+    page, rules = _page("source", "what it is, which files it reads, where to get them"), _page("partition", "what it does")
+    for source in sources:
+        facts = source["summary"], ", ".join(source["files"]), source["origin"]
+        page.add_row(source["name"], "\n".join(filter(None, facts)))
+    for rule in partitions:
+        rules.add_row(rule["name"], rule["summary"])
+    _console().print(page, rules)
 
 
 @data_app.command("check")
@@ -190,9 +224,9 @@ def data_check(
 ) -> None:
     """Read data sources whole and say what was found: counts, shapes, hash. Exit status 2 if one cannot be read."""
     bad = []
-    for name in names or _sources():
+    for name, source in {name: SOURCES.one(name) for name in names or _sources()}.items():
         try:
-            found = SOURCES.one(name).load(data)
+            found = source.load(data)
             shape, note = "x".join(map(str, found.train.x.shape[1:])), f"; {found.note}" if found.note else ""
             size = f"{len(found.train):,} training and {len(found.test):,} test examples of {shape}"
             print(f"{name}: {size}, {found.classes} classes, sha256 {found.digest[:12]}{note}")
@@ -210,22 +244,23 @@ def data_show(
     data: DataDir = None,
     save: Annotated[Path | None, typer.Option(metavar="FILE.npz", help="Keep the partition in a file.")] = None,
 ) -> None:
-    """Draw how an experiment's data is divided: clients x classes. A partition kept by --save is used by
+    """Draw how the data of an experiment, the first of the file, is divided: clients x classes.
 
-    partition = "saved(path='FILE.npz')".
+    A partition kept by --save is used by `partition = "saved(path='FILE.npz')"`.
     """
     experiment = load(file, set_ or ())[0]
     prepared = prepare(experiment, data)
     if save is not None:
-        prepared.split.save(save)
-    labels = prepared.federation.y.numpy()
-    page = Table(title=f"{experiment.partition} of {experiment.data}, partition {prepared.split.digest[:12]}")
-    for heading in ("client", "examples", *prepared.data.labels):
-        page.add_column(heading, justify="right")
-    for client, indices in enumerate(prepared.federation.train):
-        held = np.bincount(labels[indices], minlength=prepared.data.classes)
-        page.add_row(str(client), str(len(indices)), *(str(count) if count else "·" for count in held))
-    Console().print(page)
+        try:
+            prepared.split.save(save)
+        except OSError as error:
+            raise InputError(f"cannot write the partition to {save}: {error.strerror}") from None
+    y = prepared.federation.y.numpy()
+    held = np.stack([np.bincount(y[indices], minlength=prepared.data.classes) for indices in prepared.federation.train])
+    console = _console()
+    page = drawing(held, prepared.data.labels, console.width)
+    page.title = f"{experiment.partition} of {experiment.data}, partition {prepared.split.digest[:12]}"
+    console.print(page)
 
 
 @app.callback(invoke_without_command=True)

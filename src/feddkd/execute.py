@@ -1,20 +1,22 @@
 """Experiments -> runs on disk: load the data, divide it, play the rounds, write the record."""
 
+import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from feddkd.data.examples import Data
 from feddkd.data.federation import Federation, divide
 from feddkd.data.partition import Split
-from feddkd.data.sources import Data
+from feddkd.data.registry import Source
 from feddkd.data.transforms import transform
 from feddkd.experiment import Experiment
 from feddkd.models import Model, functional
 from feddkd.record import Recorder, describe, folder_name
 from feddkd.rounds import Row
-from feddkd.simulation import DTYPES, Result, find_device, simulate_runs
+from feddkd.simulation import DTYPES, Result, find_device, find_engine, simulate_runs
 from feddkd.summary import summarise
 
 
@@ -28,8 +30,14 @@ class Prepared:
     model: Model
 
 
+@functools.lru_cache(maxsize=1)
+def _load(source: Source, folder: Path | None) -> Data:
+    """The runs of a sweep mostly share their data: read and check it once."""
+    return source.load(folder)
+
+
 def prepare(experiment: Experiment, folder: Path | None) -> Prepared:
-    data = experiment.parsed_data.load(folder)
+    data = _load(experiment.parsed_data, folder)
     federation, split = divide(
         data,
         experiment.parsed_partition,
@@ -52,13 +60,14 @@ def execute(
     on_row: Callable[[Row], None] = lambda row: None,
 ) -> dict[str, Any]:
     """Run one experiment, write its folder under `out`, and return its summary."""
+    place, _ = find_device(device), find_engine(engine)  # complain before anything is written
     prepared = prepare(experiment, folder)
     recorder = Recorder(out / folder_name(experiment))
     recorder.open(
         describe(
             experiment,
             engine=engine,
-            device=find_device(device),
+            device=place,
             data={"name": prepared.data.name, "digest": prepared.data.digest, "note": prepared.data.note},
             partition={"digest": prepared.split.digest, "sizes": prepared.federation.sizes},
             parameters=sum(tensor.numel() for tensor in prepared.model.net.parameters()),

@@ -98,7 +98,7 @@ class Experiment:
             "seed": self.seed,
             "split_seed": self.seed if self.split_seed is None else self.split_seed,
             "validation": self.validation,
-            "training": 1.0 - self.validation if self.training is None else self.training,
+            "training": round(1 - self.validation, 12) if self.training is None else self.training,
             "transform": transform(self.transform_text).canonical,
             "evaluation": self.protocol.name.lower(),
             "dtype": self.dtype,
@@ -114,8 +114,8 @@ class Experiment:
         return _digest({key: value for key, value in self.canonical.items() if key not in ("seed", "split_seed")})
 
     def as_dict(self) -> dict[str, Any]:
-        """As it was spelled, without what was left to the defaults."""
-        return {key: value for key, value in asdict(self).items() if value is not None and value != ""}
+        """As it was spelled, without the keys that are not set: what `Experiment(**...)` takes."""
+        return {key: value for key, value in asdict(self).items() if value is not None}
 
 
 def _digest(canonical: Mapping[str, Any]) -> str:
@@ -131,7 +131,7 @@ def load(path: Path, settings: Sequence[str] = ()) -> list[Experiment]:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read the experiment {path}: {getattr(error, 'strerror', None) or error}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not TOML: {error}") from None
     try:
         return expand(overlaid(table, settings))
@@ -151,7 +151,10 @@ def expand(table: Mapping[str, Any]) -> list[Experiment]:
         if key in plain:
             raise InputError(f"{key!r} is given both for itself and under sweep")
     combinations = itertools.product(*sweep.values())
-    return [_experiment({**plain, **dict(zip(sweep, values, strict=True))}) for values in combinations]
+    experiments = [_experiment({**plain, **dict(zip(sweep, values, strict=True))}) for values in combinations]
+    if len({experiment.digest for experiment in experiments}) < len(experiments):
+        raise InputError("sweep holds the same experiment twice: its values must differ in what changes a number")
+    return experiments
 
 
 def _experiment(table: Mapping[str, Any]) -> Experiment:
@@ -173,15 +176,16 @@ def overlaid(table: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any
             raise InputError(f"a setting is written key=value, not {setting!r}")
         swept = key.removeprefix("sweep.")
         result.pop(swept, None)
-        if isinstance(result.get("sweep"), dict):
-            result["sweep"].pop(swept, None)
-        place = result.setdefault("sweep", {}) if key != swept else result
-        place[swept] = _value(text.strip())
+        sweep = result.setdefault("sweep", {})
+        if not isinstance(sweep, dict):
+            raise InputError("sweep must be a table of key = [values]")
+        sweep.pop(swept, None)
+        (result if key == swept else sweep)[swept] = _value(text.strip())
     return result
 
 
 def _value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text

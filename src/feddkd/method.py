@@ -142,6 +142,9 @@ class Method(Spelled):
     private: frozenset[Private] = frozenset({"none"})
 
     def __or__(self, other: "Method") -> "Method":
+        """This method's phases, then the other's. Both must be spelled, else the text of the whole would lack a part."""
+        if bool(self.calls) != bool(other.calls):
+            raise InputError("register a method of your own (METHODS.register) before you join it with | to one that is spelled")
         joined = Method(self.phases + other.phases, self.private | other.private, calls=self.calls + other.calls)
         joined.check_order()
         return joined

@@ -8,6 +8,7 @@ final.safetensors  the final global tensors
 """
 
 import json
+import math
 import platform
 import sys
 from collections.abc import Mapping
@@ -75,7 +76,7 @@ class Recorder:
 
     def row(self, row: Row, seconds: float) -> None:
         for name, line in (("rounds.jsonl", row), ("timings.jsonl", {"round": row["round"], "seconds": round(seconds, 6)})):
-            self._files[name].write(json.dumps(line) + "\n")
+            self._files[name].write(json.dumps(_without_nan(line), allow_nan=False) + "\n")
             self._files[name].flush()
 
     def finish(self, summary: Mapping[str, Any]) -> None:
@@ -88,6 +89,11 @@ class Recorder:
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
         (self.folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _without_nan(line: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON has no NaN or infinity, and the loss of a run that diverged is one of them: null."""
+    return {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in line.items()}
 
 
 @dataclass(frozen=True)
@@ -105,6 +111,10 @@ class Record:
         spelled: dict[str, str] = self.manifest["experiment"]
         return spelled.get("name") or spelled["method"]
 
+    @property
+    def finished(self) -> bool:
+        return len(self.history) == int(self.manifest["canonical"]["rounds"])
+
 
 def find(folder: Path) -> list[Record]:
     """All runs with at least one round under a folder, oldest name first."""
@@ -121,9 +131,11 @@ def _read(folder: Path) -> Record:
     try:
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
         history, timings = (_lines(folder / name) for name in ("rounds.jsonl", "timings.jsonl"))
-        return Record(folder, manifest, history, sum(line["seconds"] for line in timings))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"the run in {folder} cannot be read: {error}") from None
+        record = Record(folder, manifest, history, sum(line["seconds"] for line in timings))
+        _ = record.label, record.finished, manifest["family"], manifest["protocol"]["test_accuracy"]
+        return record
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"the run in {folder} cannot be read: {error!r}") from None
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

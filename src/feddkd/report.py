@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from feddkd.data.batches import Indices
 from feddkd.record import Record
 from feddkd.summary import mean_and_std, summarise, to_target
 
@@ -13,24 +14,52 @@ from feddkd.summary import mean_and_std, summarise, to_target
 def table(records: Sequence[Record]) -> Table:
     """Accuracy by protocol, the gain of the last phases over the plain average, and what the target cost."""
     target = next((r.manifest["experiment"]["target"] for r in records if "target" in r.manifest["experiment"]), None)
-    families: dict[str, list[Record]] = {}
-    for record in records:
-        families.setdefault(record.manifest["family"], []).append(record)
-    page = Table(title="Test accuracy in %", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    groups = families(records)
+    page = Table(title="Test accuracy in %", box=SIMPLE_HEAD, padding=0, show_edge=False)
     page.caption, page.caption_justify = _caption(records, target), "left"
     page.add_column("method", overflow="fold", min_width=13)
     for heading in ("best", "last", "average", *(("n",) if target is None else ("hit", "rounds", "comms", "steps", "MB"))):
         page.add_column(heading, justify="right", no_wrap=True)
-    for label, group in zip(_labels(list(families.values())), families.values(), strict=True):
+    for label, group in zip(labels(groups), groups, strict=True):
         page.add_row(label, *_accuracies(group), *([str(len(group))] if target is None else _price(group, target)))
     return page
 
 
-def _labels(groups: list[list[Record]]) -> list[str]:
-    """A name of the user's, or the method by its names alone; whole, where these would not tell two lines apart."""
+def families(records: Sequence[Record]) -> list[list[Record]]:
+    """Records that differ in their seeds alone, together: what is averaged."""
+    found: dict[str, list[Record]] = {}
+    for record in records:
+        found.setdefault(record.manifest["family"], []).append(record)
+    return list(found.values())
+
+
+def drawing(held: Indices, classes: Sequence[str], width: int) -> Table:
+    """Clients x classes: how many examples of each class each client holds; in shades, where the numbers are too wide."""
+    numbers = [[str(count) if count else "·" for count in row] for row in held]
+    needed = [max(map(len, column)) for column in zip(classes, *numbers, strict=True)]
+    shades = ["".join("·▁▂▃▄▅▆▇█"[-(-8 * count // held.max())] for count in row) for row in held.tolist()]
+    page = Table(box=SIMPLE_HEAD, padding=0, show_edge=False)
+    fits = len("client examples ") + sum(needed) + len(needed) <= width
+    signs = "".join(classes) if max(map(len, classes)) == 1 else "classes"
+    for heading in ("client", "examples", *(classes if fits else [signs])):
+        page.add_column(heading, justify="right" if fits else "left", overflow="fold")
+    for client, row in enumerate(held):
+        page.add_row(str(client), str(row.sum()), *(numbers[client] if fits else [shades[client]]))
+    if not fits:
+        page.caption = f"one sign a class, in the order of its number; █ is {held.max()} examples, · none"
+    return page
+
+
+def labels(groups: list[list[Record]]) -> list[str]:
+    """A name of the user's, or the method by its names alone; with more, where that would not tell two lines apart."""
+    manifests = [group[0].manifest for group in groups]
+    keys = [key for key in manifests[0]["canonical"] if key not in ("method", "seed", "split_seed")]
+    told = [key for key in keys if len({manifest["canonical"][key] for manifest in manifests}) > 1]
+    more = ["".join(f", {key} {m['experiment'].get(key, m['canonical'][key])}" for key in told) for m in manifests]
     whole = [group[0].label for group in groups]
-    short = [re.sub(r"\([^()]*\)", "", label) for label in whole]
-    return [short[at] if short.count(short[at]) == 1 else whole[at] for at in range(len(groups))]
+    short = [m["experiment"].get("name") or re.sub(r"\([^()]*\)", "", m["experiment"]["method"]) for m in manifests]
+    tries = short, [a + b for a, b in zip(short, more, strict=True)], whole, [a + b for a, b in zip(whole, more, strict=True)]
+    return [next((t[at] for t in tries if t.count(t[at]) == 1), whole[at]) for at in range(len(groups))]
 
 
 def _caption(records: Sequence[Record], target: float | None) -> str:
@@ -43,6 +72,8 @@ def _caption(records: Sequence[Record], target: float | None) -> str:
     ]
     if target is not None:
         lines.append(f"hit: seeds that reached {100 * target:g} %, and what that cost them on average")
+    if unfinished := sum(not record.finished for record in records):
+        lines.append(f"unfinished, and taken as they stand: {unfinished} of {len(records)} runs")
     return "\n".join(lines)
 
 
@@ -61,8 +92,12 @@ def _price(group: list[Record], target: float) -> list[str]:
     reached = [cost for record in group if (cost := to_target(record.history, target))]
     megabytes = [(cost["bytes_up"] + cost["bytes_down"]) / 1e6 for cost in reached]
     costs = [[cost[name] for cost in reached] for name in ("round", "communications", "local_steps")]
-    means = [f"{mean_and_std(values)[0]:.4g}" if values else "-" for values in (*costs, megabytes)]
+    means = [_short(mean_and_std(values)[0]) if values else "-" for values in (*costs, megabytes)]
     return [f"{len(reached)}/{len(group)}", *means]
+
+
+def _short(value: float) -> str:
+    return f"{value:.4g}" if value < 1000 else f"{value:.0f}"
 
 
 def _percent(values: list[float]) -> str:

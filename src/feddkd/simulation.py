@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from feddkd.data.examples import Examples, examples
 from feddkd.data.federation import Federation, assemble
-from feddkd.data.sources import examples
 from feddkd.data.transforms import transform
 from feddkd.engines import Engine
 from feddkd.engines.serial import Serial
@@ -19,9 +19,9 @@ from feddkd.evaluate import Protocol, fitting_protocol
 from feddkd.method import Method
 from feddkd.methods import parse
 from feddkd.models import Model, functional
-from feddkd.params import to
+from feddkd.params import Tensors, to
 from feddkd.rounds import Row, Run, play
-from feddkd.spelling import Count, Share, checked
+from feddkd.spelling import Count, Share, Whole, checked
 
 ENGINES: Mapping[str, Callable[..., Engine]] = {"serial": Serial}
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -54,25 +54,25 @@ def simulate(
     initial: Mapping[str, Tensor] | None = None,
     dtype: torch.dtype | str | None = None,
 ) -> Result:
-    """Run a method on clients' data: pairs (x, y) of tensors or arrays, or torch datasets of such pairs.
+    """Run a method on clients' data: pairs (x, y) of tensors or arrays, or torch datasets; x as the network takes it.
 
     `cohort` is a fraction of the clients (0.5) or a number of them (10). `initial` is a state dict to start from; without it the
-    seed draws fresh weights by the layers' own `reset_parameters`, whatever the module's weights are now.
+    seed draws fresh weights by the layers' own `reset_parameters`, whatever the module's weights are now. `dtype` is that of the
+    weights unless said.
     """
     federation = assemble(
-        [examples(client) for client in clients],
-        examples(test),
-        None if validation is None else examples(validation),
+        [_examples(client, f"client {k}") for k, client in enumerate(clients)],
+        _examples(test, "test"),
+        None if validation is None else _examples(validation, "validation"),
         transform(""),
     )
-    network = model if isinstance(model, Model) else functional(model)
-    chosen = parse(method) if isinstance(method, str) else method
+    network, chosen, seed = _network(model), _method(method), checked(seed, Whole, "seed")
     start = network.initial(("init", seed)) if initial is None else network.split(initial)
     history: list[Row] = []
     run = simulate_runs(
         network, chosen, [federation], [start], [seed],
         rounds=checked(rounds, Count, "rounds"), cohort=cohort, protocol=fitting_protocol(chosen, own_tests=False),
-        engine=engine, device=device, dtype=_dtype(dtype), on_round=lambda rows: history.append(rows[0]),
+        engine=engine, device=device, dtype=_dtype(dtype, start[0]), on_round=lambda rows: history.append(rows[0]),
     )[0]  # fmt: skip
     return Result({**run.state["params"], **run.state["buffers"]}, history)
 
@@ -96,11 +96,14 @@ def simulate_runs(
     method.check_order()
     place = find_device(device)
     runs, memos = [], []
-    for index, (federation, (params, buffers), seed) in enumerate(zip(federations, starts, seeds, strict=True)):
-        state, memo = method.start(model, to(params, place, dtype), to(buffers, place, dtype))
+    federations = [federation.to(place) for federation in federations]
+    for index, (federation, start, seed) in enumerate(zip(federations, starts, seeds, strict=True)):
+        params, buffers = (to(group, place, dtype) for group in start)
+        _check_fit(model, params, buffers, federation, dtype)
+        state, memo = method.start(model, params, buffers)
         runs.append(Run(index, seed, state, has_validation=len(federation.validation) > 0))
         memos.append(memo)
-    host = find_engine(engine)(model, [federation.to(place) for federation in federations], memos, dtype)
+    host = find_engine(engine)(model, federations, memos, dtype)
     size = cohort_size(cohort, len(federations[0].train))
     try:
         for rows in play(method, host, runs, cohort=size, last=rounds, protocol=protocol):
@@ -127,17 +130,51 @@ def find_engine(name: str) -> Callable[..., Engine]:
 
 def find_device(name: str) -> torch.device:
     try:
-        device = torch.device(name)
+        device = torch.device(name if str(name).startswith(("cpu", "cuda")) else "")
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError):
         raise InputError(f"device {name!r} is not to be had here; 'cpu' always is, 'cuda' where torch sees a GPU") from None
     return device
 
 
-def _dtype(given: torch.dtype | str | None) -> torch.dtype:
-    if isinstance(given, torch.dtype) and given in DTYPES.values():
-        return given
-    name = "float32" if given is None else str(given)
+def _check_fit(model: Model, params: Tensors, buffers: Tensors, federation: Federation, dtype: torch.dtype) -> None:
+    """The network reads the examples and has an output for every label; how many it has, only a call can tell."""
+    x = federation.transform(federation.x[:1], dtype)
+    try:
+        with torch.random.fork_rng([x.device] if x.is_cuda else []), torch.no_grad():
+            outputs = tuple(model(params, buffers, x, mode="eval").logits.shape[1:])
+    except Exception as error:
+        raise InputError(f"the network cannot read examples of shape {federation.shape}: {error}") from error
+    if len(outputs) != 1 or outputs[0] < federation.classes:
+        raise InputError(f"labels go up to {federation.classes - 1}, and the network's outputs for an example are {outputs}")
+
+
+def _examples(given: Any, whose: str) -> Examples:
+    try:
+        return examples(given)
+    except InputError as error:
+        raise InputError(f"{whose}: {error}") from error
+
+
+def _network(given: Any) -> Model:
+    if not isinstance(given, Model | nn.Module):
+        raise InputError(f"model must be a torch.nn.Module or functional(...) of one, not {type(given).__name__}")
+    network = given if isinstance(given, Model) else functional(given)
+    if not network.param_names:
+        raise InputError(f"model must have parameters to train; this {type(network.net).__name__} has none")
+    return network
+
+
+def _method(given: Any) -> Method:
+    if not isinstance(given, Method | str):
+        raise InputError(f"method must be a method or its text, such as 'fedavg() | dkd()', not {type(given).__name__}")
+    return given if isinstance(given, Method) else parse(given)
+
+
+def _dtype(given: torch.dtype | str | None, params: Tensors) -> torch.dtype:
+    """The one asked for, or that of the weights."""
+    wanted = next((tensor.dtype for tensor in params.values()), torch.float32) if given is None else given
+    name = str(wanted).removeprefix("torch.")
     if name not in DTYPES:
         raise InputError(f"unknown dtype {name!r}; there are: {choices(DTYPES)}")
     return DTYPES[name]

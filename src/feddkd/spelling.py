@@ -11,10 +11,13 @@ import inspect
 import math
 import types
 import typing
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Annotated, Any, Generic, Literal, TypeVar
+
+import numpy as np
 
 from feddkd.errors import InputError, choices
 
@@ -81,7 +84,9 @@ class Spelled:
         return " | ".join(call.canonical for call in self.calls)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Spelled) and self.canonical == other.canonical
+        if not isinstance(other, Spelled) or not self.calls:  # made by hand, without a spelling: equal to itself alone
+            return self is other
+        return type(self) is type(other) and self.canonical == other.canonical
 
     def __hash__(self) -> int:
         return hash(self.canonical)
@@ -113,6 +118,7 @@ class Registry(Generic[T]):
 
         @functools.wraps(factory)
         def spelled(**given: Any) -> T:
+            given = {key: value.item() if isinstance(value, np.generic) else value for key, value in given.items()}
             complete = self._complete(name, takes, given)
             value = factory(**_regroup(factory, complete))
             return dataclasses.replace(value, calls=(Call(name, tuple(given.items()), tuple(complete.items())),))
@@ -176,14 +182,23 @@ class Registry(Generic[T]):
             return
         self._plugins_loaded = True
         for point in entry_points(group=self.group):
-            factory = point.load()
-            if factory.__name__ not in self._factories:  # a plug-in may have registered itself on import
-                self.register(factory)
+            try:
+                factory = point.load()
+                if factory.__name__ not in self._factories:  # a plug-in may have registered itself on import
+                    self.register(factory)
+            except Exception as error:
+                raise InputError(
+                    f"the plug-in {point.name!r} ({point.value}) of {self.group} cannot be used: {error!r}"
+                ) from error
 
 
 def checked(value: Any, annotation: Any, where: str) -> Any:
     """The value, converted to what the annotation asks for; an error that names it otherwise."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, int) and abs(value) >= 2**63:
+        raise InputError(f"{where} must fit into 64 bits; this number has {value.bit_length()}")
     if origin is Annotated:
         value = checked(value, arguments[0], where)
         for bound in arguments[1:]:
@@ -197,7 +212,7 @@ def checked(value: Any, annotation: Any, where: str) -> Any:
     if origin in (typing.Union, types.UnionType):
         return _checked_union(value, arguments, where)
     if annotation is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value) if abs(value) < 2**1000 else math.inf
+        value = float(value)
     if annotation is float and isinstance(value, float) and not math.isfinite(value):
         raise InputError(f"{where} must be a finite number, not {value!r}")
     if type(value) is not annotation:
@@ -210,8 +225,10 @@ def _checked_union(value: Any, members: tuple[Any, ...], where: str) -> Any:
     if value is None and type(None) in members:
         return None
     concrete = [member for member in members if member is not type(None)]
-    exact = [m for m in concrete if type(value) is _plain(m)]
-    return checked(value, (exact or concrete)[0], where)
+    fits = [m for m in concrete if type(value) is _plain(m)] or [m for m in concrete if _plain(m) is float and type(value) is int]
+    if not fits and len(concrete) > 1:
+        raise InputError(f"{where} must be {' or '.join(_describe(_plain(m)) for m in concrete)}, not {value!r}")
+    return checked(value, (fits or concrete)[0], where)
 
 
 def _plain(annotation: Any) -> Any:
@@ -255,9 +272,10 @@ def _read(kind: str, text: str) -> list[tuple[str, dict[str, Value]]]:
     if len(text) > LONGEST_TEXT:
         raise InputError(f"this {kind} is spelled with {len(text)} characters; at most {LONGEST_TEXT} are read")
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
+        with warnings.catch_warnings(action="ignore"):  # of odd literals, such as '\d'
+            tree = ast.parse(" ".join(text.splitlines()).strip(), mode="eval").body
         return [_read_call(node) for node in _parts(tree)]
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
         reason = str(error) if isinstance(error, InputError) else "it does not read as name(key=value, ...)"
         raise InputError(f"cannot read the {kind} {text[:200]!r}: {reason}") from None
 
@@ -279,6 +297,8 @@ def _read_call(node: ast.expr) -> tuple[str, dict[str, Value]]:
     for keyword in node.keywords:
         if keyword.arg is None:
             raise InputError("** has no meaning here")
+        if keyword.arg in arguments:
+            raise InputError(f"{keyword.arg} is given twice")
         arguments[keyword.arg] = _read_value(keyword.arg, keyword.value)
     return node.func.id, arguments
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from feddkd.data.batches import Indices, Source
+from feddkd.data.examples import Data, Examples
 from feddkd.data.partition import Partition, Split, Table
-from feddkd.data.sources import Data, Examples
 from feddkd.data.transforms import Transform
 from feddkd.errors import InputError
 from feddkd.keys import Key, generator
@@ -54,24 +54,26 @@ class Federation:
 def divide(
     data: Data, partition: Partition, transform: Transform, *, clients: int, training: float | None, validation: float, key: Key
 ) -> tuple[Federation, Split]:
-    """Set a class-stratified validation part aside, then divide the training part among the clients."""
+    """Set a class-stratified validation part aside, then divide the training part among the clients.
+
+    A fixed partition comes first, whatever the key, and the validation part is drawn from what it leaves. The split returned
+    counts through the whole training set.
+    """
     labels = data.train.y.numpy()
-    held_out, kept = stratified(labels, validation, 1.0 - validation if training is None else training, key)
-    table = Table(
-        labels=labels[kept],
-        test_labels=data.test.y.numpy(),
-        domains=None if data.train.domain is None else data.train.domain.numpy()[kept],
-        test_domains=None if data.test.domain is None else data.test.domain.numpy(),
-        classes=data.classes,
-    )
-    split = partition(table, clients, ("partition", *key))
+    if partition.fixed:
+        split = partition(_table(data, np.arange(len(labels))), clients, key)
+        held_out, _ = stratified(labels, validation, 0.0, key, taken=np.concatenate(split.train))
+    else:
+        held_out, kept = stratified(labels, validation, 1.0 - validation if training is None else training, key)
+        drawn = partition(_table(data, kept), clients, ("partition", *key))
+        split = replace(drawn, train=tuple(kept[indices] for indices in drawn.train))
     offset = len(data.train)
     federation = Federation(
         x=torch.cat([data.train.x, data.test.x]),
         y=torch.cat([data.train.y, data.test.y]),
         classes=data.classes,
         transform=transform,
-        train=tuple(kept[indices] for indices in split.train),
+        train=split.train,
         own_test=None if split.test is None else tuple(indices + offset for indices in split.test),
         validation=held_out,
         test=np.arange(len(data.test)) + offset,
@@ -79,22 +81,45 @@ def divide(
     return federation, split
 
 
-def stratified(labels: Indices, first: float, second: float, key: Key) -> tuple[Indices, Indices]:
-    """Two disjoint parts with the given shares of every class, each in stored order."""
+def _table(data: Data, part: Indices) -> Table:
+    """What a partition sees of some of the training examples."""
+    return Table(
+        labels=data.train.y.numpy()[part],
+        test_labels=data.test.y.numpy(),
+        domains=None if data.train.domain is None else data.train.domain.numpy()[part],
+        test_domains=None if data.test.domain is None else data.test.domain.numpy(),
+        classes=data.classes,
+    )
+
+
+def stratified(
+    labels: Indices, first: float, second: float, key: Key, taken: Sequence[int] | Indices = ()
+) -> tuple[Indices, Indices]:
+    """Two disjoint parts with the given shares of every class, each in stored order; nothing is left where these add up to 1.
+
+    What is taken already is in neither.
+    """
     if first + second > 1 + 1e-9:
         raise InputError(f"validation {first:g} and training {second:g} together take more than the whole training set")
     random = generator(("validation", *key))
     parts: tuple[list[Indices], list[Indices]] = ([], [])
     for label in np.unique(labels):
         members = random.permutation(np.flatnonzero(labels == label))
-        cut = round(first * len(members))
-        parts[0].append(members[:cut])
-        parts[1].append(members[cut : min(cut + round(second * len(members)), len(members))])
+        free, cut = members[~np.isin(members, taken)], round(first * len(members))
+        if cut > len(free):
+            raise InputError(
+                f"validation {first:g} asks for {cut} examples of class {label}, and the partition leaves {len(free)}"
+            )
+        parts[0].append(free[:cut])
+        stop = len(members) if first + second > 1 - 1e-9 else cut + round(second * len(members))
+        parts[1].append(free[cut:stop])
     return np.sort(np.concatenate(parts[0])), np.sort(np.concatenate(parts[1]))
 
 
 def assemble(clients: Sequence[Examples], test: Examples, validation: Examples | None, transform: Transform) -> Federation:
     """A federation of examples that are divided already."""
+    if not clients:
+        raise InputError("there must be at least one client")
     parts = [*clients, test, *([validation] if validation is not None else [])]
     _check_alike(parts)
     ends = np.cumsum([len(part) for part in parts])

@@ -24,14 +24,14 @@ FONTS = (
     *("cmr10", "cmb10", "cmss10", "cmtt10", "cmti10"),
 )
 SIDE = 32
-FINE = 2 * SIDE  # drawn at twice the size, then averaged: smooth edges
+FINE = 2 * SIDE  # strokes are drawn at twice the size, then averaged: smooth edges
 GLYPH_HEIGHT = 40  # of a canvas of FINE pixels
 CHUNK = 256  # images drawn at once, and part of the key: another number gives other images
 GREY = torch.tensor([0.299, 0.587, 0.114])
 
 
 def render(count: int, key: Key) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Images (N, 3, 32, 32) and labels; a pure function of the key, image by chunk of images."""
+    """Images (N, 3, 32, 32) and labels; a pure function of the key. Another machine may round a pixel by one grey level."""
     parts = [_draw(min(CHUNK, count - start), (*key, start)) for start in range(0, count, CHUNK)]
     return np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])
 
@@ -40,9 +40,7 @@ def _draw(count: int, key: Key) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     rng = _Dice(key, count)
     shapes, widths = _glyphs()
     font, text = rng.whole(len(FONTS), 1), rng.whole(10, 3)
-    digits, ink = _strokes(rng, shapes[font, text], widths[font, text])
-    image = _paint(rng, digits, ink)
-    image = F.avg_pool2d(image, 2)
+    image = _paint(rng, *_strokes(rng, shapes[font, text], widths[font, text]))
     image = _soften(rng, image) + rng.between(0, 0.04, 1, 1, 1) * rng.normal(3, SIDE, SIDE)
     return (image.clamp(0, 1) * 255).round().to(torch.uint8).numpy(), text[:, 1].numpy()
 
@@ -87,7 +85,7 @@ def _glyphs() -> tuple[Tensor, Tensor]:
 
 
 def _strokes(rng: _Dice, shapes: Tensor, widths: Tensor) -> tuple[Tensor, Tensor]:
-    """Masks (N, 1, FINE, FINE) of the digit with its neighbours, and of the same made thicker: the outline."""
+    """Masks (N, 1, SIDE, SIDE) of the digit with its neighbours, and of the same made thicker: the outline."""
     grid = _placement(rng)
     gap = rng.between(0.05, 0.25)
     mask = _sample(shapes[:, 1], grid)
@@ -95,7 +93,8 @@ def _strokes(rng: _Dice, shapes: Tensor, widths: Tensor) -> tuple[Tensor, Tensor
         shift = torch.zeros(len(gap), 1, 1, 2)
         shift[:, 0, 0, 0] = sign * ((widths[:, 1] + widths[:, side]) / 2 + gap)
         mask = torch.maximum(mask, _sample(shapes[:, side], grid - shift) * rng.chance(0.4, 1, 1, 1))
-    return mask, F.max_pool2d(mask, 5, 1, 2) * rng.chance(0.3, 1, 1, 1)
+    mask = F.avg_pool2d(mask, 2)
+    return mask, F.max_pool2d(mask, 3, 1, 1) * rng.chance(0.3, 1, 1, 1)
 
 
 def _sample(shapes: Tensor, grid: Tensor) -> Tensor:
@@ -111,7 +110,7 @@ def _placement(rng: _Dice) -> Tensor:
     lean = torch.stack([1 / stretch, slant / scale, torch.zeros_like(scale), 1 / scale], -1).view(-1, 2, 2)
     ticks = (torch.arange(FINE) + 0.5) / SIDE - 1
     points = torch.stack(torch.meshgrid(ticks, ticks, indexing="xy"), -1).view(1, -1, 2)
-    return ((points - rng.between(-0.16, 0.16, 1, 2)) @ (lean @ turn).mT).view(-1, FINE, FINE, 2)
+    return ((points - rng.between(-0.12, 0.12, 1, 2)) @ (lean @ turn).mT).view(-1, FINE, FINE, 2)
 
 
 def _paint(rng: _Dice, digits: Tensor, outline: Tensor) -> Tensor:
@@ -133,14 +132,14 @@ def _contrasting(rng: _Dice, base: Tensor) -> Tensor:
 
 def _texture(rng: _Dice) -> Tensor:
     """A smooth gradient, stripes and blobs, each as strong as chance has it, in three channels."""
-    ticks = torch.linspace(-1, 1, FINE)
+    ticks = torch.linspace(-1, 1, SIDE)
     angle = rng.between(0, 2 * math.pi, 2, 1, 1)
     along = angle.cos() * ticks + angle.sin() * ticks[:, None]
     gradient = along[:, :1] * rng.between(-0.25, 0.25, 3, 1, 1)
     stripes = torch.sin(along[:, 1:] * rng.between(3, 16, 1, 1, 1) + rng.between(0, 6, 1, 1, 1)) * rng.between(
         -0.15, 0.15, 3, 1, 1
     )
-    blobs = F.interpolate(rng.normal(3, 6, 6), FINE, mode="bicubic", align_corners=False) * rng.between(0, 0.16, 1, 1, 1)
+    blobs = F.interpolate(rng.normal(3, 6, 6), SIDE, mode="bicubic", align_corners=False) * rng.between(0, 0.16, 1, 1, 1)
     return gradient + stripes * rng.chance(0.5, 1, 1, 1) + blobs
 
 

@@ -92,6 +92,7 @@ class Partition(Spelled):
     summary: str = ""
     own_tests: bool = False  # whether it deals out test sets, too
     identity: str = ""  # what it is called in digests, where that is not its spelling
+    fixed: bool = False  # its lists count through the whole training set, and not through the part of it meant for clients
 
     @property
     def canonical(self) -> str:
@@ -139,7 +140,7 @@ def iid() -> Partition:
 
 @PARTITIONS.register
 def classes(per_client: Count = 6, form: Literal["exact", "independent", "shards", "star"] = "exact") -> Partition:
-    """Every client sees a few classes only. FedDKD says "6 of 26 classes"; four readings of that:
+    """Every client sees `per_client` classes only, in one of four readings of FedDKD's "6 of 26 classes".
 
     exact: disjoint, nothing left over, exactly that many classes each; what the FedDKD paper's text and Table 1 say together.
     independent: each client draws its classes and N/(K per_client) examples of each by itself; overlaps, may miss a class.
@@ -217,4 +218,5 @@ def saved(path: str) -> Partition:
     def draw(table: Table, clients: int, key: Key) -> tuple[Lists, Lists | None]:
         return split.train, split.test
 
-    return Partition(draw, "read from a file", own_tests=split.test is not None, identity=f"saved(digest={split.digest!r})")
+    identity = f"saved(digest={split.digest!r})"
+    return Partition(draw, "read from a file", own_tests=split.test is not None, identity=identity, fixed=True)

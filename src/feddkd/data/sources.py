@@ -4,22 +4,20 @@ Files are read where the user keeps them, laid out as their official releases ar
 whole numbers they were published as; what becomes of them is the transform's business.
 """
 
-import functools
-import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from feddkd.data import formats, generated
-from feddkd.data.formats import Array, Pair, Shelf
-from feddkd.errors import InputError, choices
+from feddkd.data.domains import digit_domains as digit_domains  # registers itself
+from feddkd.data.examples import Data, from_arrays
+from feddkd.data.formats import Pair, Shelf
+from feddkd.data.registry import SOURCES as SOURCES
+from feddkd.data.registry import Source as Source
+from feddkd.errors import InputError
 from feddkd.keys import generator
-from feddkd.spelling import Count, Registry, Spelled, Whole
+from feddkd.spelling import Count, Whole
 
 DIGITS = tuple("0123456789")
 LETTERS = tuple("abcdefghijklmnopqrstuvwxyz")
@@ -39,137 +37,6 @@ FEDMA_MEAN, FEDMA_STD = (  # FedMA writes them as grey levels; nine digits keep 
 FEDMA = f"crop(padding=4) | flip() | normalise(mean='{FEDMA_MEAN}', std='{FEDMA_STD}')"
 FEDMAX = "pad(pixels=2) | normalise(mean=0.1307, std=0.3081)"
 FEDBN = "normalise(mean=0.5, std=0.5)"
-MOST_CLASSES = 100_000  # a label beyond it is a slip, such as a pixel or an identity number
-
-
-@dataclass(frozen=True, eq=False)
-class Examples:
-    """Images and their labels; of a source with several domains also the domain each one came from."""
-
-    x: Tensor  # (N, C, H, W), unsigned bytes; where they are the user's own, (N, ...) and perhaps floating point
-    y: Tensor  # (N,), int64
-    domain: Tensor | None = None  # (N,), int64
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-
-@dataclass(frozen=True, eq=False)
-class Data:
-    """What a source holds."""
-
-    name: str
-    train: Examples
-    test: Examples
-    classes: int
-    labels: tuple[str, ...]
-    scale: float  # what a full-scale pixel is
-    domains: tuple[str, ...] = ()
-    note: str = ""
-
-    @functools.cached_property
-    def digest(self) -> str:
-        """Tells two sets of data apart: sha256 over every tensor's bytes, shape and type."""
-        found = hashlib.sha256()
-        for part in (self.train, self.test):
-            for tensor in (part.x, part.y, *([] if part.domain is None else [part.domain])):
-                found.update(f"{tuple(tensor.shape)} {tensor.dtype};".encode())
-                found.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-        return found.hexdigest()
-
-
-@dataclass(frozen=True, eq=False)
-class Source(Spelled):
-    """How one set of data is had: what must be in the folder, where to get it, how to read it."""
-
-    load: Callable[[Path | None], Data]
-    files: tuple[str, ...]
-    origin: str
-    transform: str
-    summary: str
-
-
-SOURCES: Registry[Source] = Registry("data source", "feddkd.data")
-
-
-def examples(source: Any) -> Examples:
-    """Examples of the user's own: a pair (x, y) of tensors or arrays, or a map-style data set of such items."""
-    if isinstance(source, Examples):
-        return _checked(source.x, source.y, source.domain)
-    if isinstance(source, tuple | list) and len(source) == 2 and all(isinstance(part, Tensor | np.ndarray) for part in source):
-        return _checked(_tensor(source[0], "the images"), _tensor(source[1], "the labels"))
-    if not hasattr(source, "__getitem__") or not hasattr(source, "__len__"):
-        raise InputError(f"examples are a pair (x, y) of tensors or arrays, or a map-style data set; not {type(source).__name__}")
-    items = [_item(source[index], index) for index in range(len(source))]
-    if len({x.shape for x, _ in items}) != 1:
-        raise InputError(f"the images of a data set must all have one shape, not {len({x.shape for x, _ in items})} shapes")
-    return _checked(torch.stack([x for x, _ in items]), torch.stack([y for _, y in items]))
-
-
-def _item(item: Any, index: int) -> tuple[Tensor, Tensor]:
-    if not isinstance(item, tuple | list) or len(item) != 2:
-        raise InputError(f"item {index} of the data set is not a pair (image, label)")
-    label = item[1] if isinstance(item[1], Tensor) else np.asarray(item[1])
-    return _tensor(item[0], f"the image of item {index}"), _tensor(label, f"the label of item {index}")
-
-
-def _tensor(value: Any, what: str) -> Tensor:
-    """On the host, of a type that torch knows. A copy of arrays, since they may be read-only or another's byte order."""
-    if isinstance(value, Tensor):
-        return value.detach().cpu()
-    if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf":
-        found = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
-        raise InputError(f"{what} must be a tensor or an array of numbers, not {found}")
-    if value.dtype.itemsize > 8 or (value.dtype.kind == "u" and value.dtype.itemsize > 1):
-        value = value.astype(np.float64 if value.dtype.kind == "f" else np.int64)
-    return torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("="), order="C"))
-
-
-def _checked(x: Tensor, y: Tensor, domain: Tensor | None = None) -> Examples:
-    if x.ndim < 2 or 0 in x.shape:
-        raise InputError(f"examples must be of shape (N, ...), images of shape (N, C, H, W), and not empty; not {tuple(x.shape)}")
-    if x.dtype != torch.uint8 and not x.is_floating_point():
-        raise InputError(f"images must be uint8 or floating point, not {x.dtype}")
-    if x.dtype == torch.uint8 and x.ndim == 4 and x.shape[1] > 4 >= x.shape[3]:
-        raise InputError(f"the channels must come first, (N, C, H, W); {tuple(x.shape)} looks like channels last")
-    if x.is_floating_point() and not bool(x.isfinite().all()):
-        raise InputError("the images hold NaN or infinite values")
-    for name, values in (("labels", y), ("domains", y if domain is None else domain)):
-        _check_whole(name, values, len(x))
-    return Examples(x, y.long(), None if domain is None else domain.long())
-
-
-def _check_whole(name: str, values: Tensor, count: int) -> None:
-    if values.shape != (count,):
-        raise InputError(f"{count} images need {name} of shape ({count},), not {tuple(values.shape)}")
-    if values.dtype == torch.bool or values.is_complex() or not bool((values.double() == values.double().floor()).all()):
-        raise InputError(f"{name} must be whole numbers, not {values.dtype} such as {values[0].item()}")
-    least, most = values.double().min().item(), values.double().max().item()
-    if least < 0 or most >= MOST_CLASSES:
-        raise InputError(f"{name} must lie in 0..{MOST_CLASSES - 1}; these lie in {least:g}..{most:g}")
-
-
-def from_arrays(
-    train: Any,
-    test: Any,
-    *,
-    name: str = "arrays",
-    labels: Sequence[str] = (),
-    scale: float | None = None,
-    domains: Sequence[str] = (),
-    note: str = "",
-) -> Data:
-    """Data of the user's own; `train` and `test` are what `examples` takes. Bytes are of full scale 255, other numbers of 1."""
-    train, test = examples(train), examples(test)
-    if train.x.shape[1:] != test.x.shape[1:] or train.x.dtype != test.x.dtype:
-        kinds = [f"{part.x.dtype} {tuple(part.x.shape[1:])}" for part in (train, test)]
-        raise InputError(f"training and test images must be alike, not {kinds[0]} and {kinds[1]}")
-    classes = 1 + int(max(train.y.max(), test.y.max()))
-    if labels and classes > len(labels):
-        raise InputError(f"label {classes - 1} has no name; {len(labels)} are given, for 0..{len(labels) - 1}")
-    names = tuple(labels) or tuple(str(label) for label in range(classes))
-    full = 255.0 if train.x.dtype == torch.uint8 else 1.0
-    return Data(name, train, test, len(names), names, full if scale is None else scale, tuple(domains), note)
 
 
 def _filed(
@@ -342,67 +209,9 @@ def generated_digits(train: Count = 7438, test: Count = 4000, seed: Whole = 0) -
     return Source(load, (), "generated from matplotlib's fonts", FEDBN, summary)
 
 
-DOMAINS = {"mnist": "mnist", "svhn": "svhn", "usps": "usps", "generated": "generated_digits", "mnist_m": "mnist_m"}
-
-
-@SOURCES.register
-def digit_domains(domains: str = "mnist,svhn,usps,generated,mnist_m", per_domain: Count = 743) -> Source:
-    """FedBN's job: five kinds of digits, as many of each to train on (743 is a tenth of USPS), all of the rest to test on."""
-    names = tuple(name.strip() for name in domains.split(","))
-    for name in names:
-        if name not in DOMAINS or names.count(name) > 1:
-            raise InputError(f"digit_domains: {name!r} is unknown or named twice; domains are {choices(DOMAINS)}")
-
-    def load(root: Path | None) -> Data:
-        found = [SOURCES[DOMAINS[name]]().load(root) for name in names]
-        parts = [_domain(data, index, per_domain) for index, data in enumerate(found)]
-        notes = [f"domain {name!r}: {data.note}" for name, data in zip(names, found, strict=True) if data.note]
-        train, test = (_joined([part[side] for part in parts]) for side in (0, 1))
-        return from_arrays(train, test, name="digit_domains", labels=DIGITS, domains=names, note="; ".join(notes))
-
-    inner = [SOURCES[DOMAINS[name]]() for name in names]
-    files, origin = tuple(file for source in inner for file in source.files), "; ".join(source.origin for source in inner)
-    summary = "FedBN's digits from up to five domains, 28x28 colour; the domain 'generated' stands in for SynthDigits"
-    return Source(load, files, origin, FEDBN, summary)
-
-
-def _domain(data: Data, index: int, count: int) -> tuple[Examples, Examples]:
-    """Training and test images pooled and split anew, 80/20, exactly as FedBN does."""
-    from sklearn.model_selection import StratifiedShuffleSplit
-
-    x, y = torch.cat([data.train.x, data.test.x]).numpy(), torch.cat([data.train.y, data.test.y]).numpy()
-    try:
-        train, test = next(StratifiedShuffleSplit(n_splits=1, test_size=0.2, random_state=0).split(y, y))
-    except ValueError as error:
-        raise InputError(f"digit_domains: {data.name!r} has too few images of some class: {error}") from error
-    if len(train) < count:
-        raise InputError(f"digit_domains: per_domain={count}, but {data.name!r} has only {len(train)} images to train on")
-
-    def part(pick: Array) -> Examples:
-        return Examples(_alike(x[pick]), torch.from_numpy(y[pick]), torch.full((len(pick),), index))
-
-    return part(train[:count]), part(test)
-
-
-def _alike(x: Array) -> Tensor:
-    """28x28 in three channels, resized as PIL does: bilinear, each image by itself."""
-    from PIL import Image
-
-    if x.shape[-1] != 28:
-        flat = x[:, 0] if x.shape[1] == 1 else x.transpose(0, 2, 3, 1)
-        resized = [np.asarray(Image.fromarray(image).resize((28, 28), Image.Resampling.BILINEAR)) for image in flat]
-        x = np.stack(resized).reshape(len(x), 28, 28, -1).transpose(0, 3, 1, 2)
-    return torch.from_numpy(np.ascontiguousarray(np.broadcast_to(x, (len(x), 3, 28, 28))))
-
-
-def _joined(parts: Sequence[Examples]) -> Examples:
-    domain = torch.cat([part.domain for part in parts if part.domain is not None])
-    return Examples(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]), domain)
-
-
 @SOURCES.register
 def npz(path: str) -> Source:
-    """The user's own arrays."""
+    """Your own arrays: an .npz file with x_train, y_train, x_test and y_test."""
     names = ("x_train", "y_train", "x_test", "y_test")
 
     def load(root: Path | None) -> Data:

@@ -3,6 +3,7 @@
 Spelled as steps joined by `|`: "pad(pixels=2) | normalise(mean=0.1307, std=0.3081)". Random steps act in training only.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from torch.nn.functional import pad as torch_pad
 
 from feddkd.errors import InputError
 from feddkd.keys import uniform
-from feddkd.spelling import Count, Registry, Spelled
+from feddkd.spelling import Count, Positive, Registry, Spelled
 
 # (images, key, stream) -> images. The key is None outside training.
 StepFn = Callable[[Tensor, Tensor | None, int], Tensor]
@@ -49,7 +50,12 @@ def transform(text: str, scale: float = 1.0) -> Transform:
 @TRANSFORMS.register
 def pad(*, pixels: Count = 2) -> Step:
     """Add a border of zeros, before normalising as FedMAX does, so the border becomes -mean/std."""
-    return Step(lambda x, key, stream: torch_pad(x, (pixels,) * 4))
+
+    def apply(x: Tensor, key: Tensor | None, stream: int) -> Tensor:
+        _need_images("pad", x)
+        return torch_pad(x, (pixels,) * 4)
+
+    return Step(apply)
 
 
 @TRANSFORMS.register
@@ -57,6 +63,7 @@ def crop(*, padding: Count = 4) -> Step:
     """Reflect-pad, then cut a random window of the old size. Training only."""
 
     def apply(x: Tensor, key: Tensor | None, stream: int) -> Tensor:
+        _need_images("crop", x, padding)
         if key is None:
             return x
         count, channels, height, width = x.shape
@@ -75,6 +82,7 @@ def flip() -> Step:
     """Mirror left and right with probability one half. Training only."""
 
     def apply(x: Tensor, key: Tensor | None, stream: int) -> Tensor:
+        _need_images("flip", x)
         if key is None:
             return x
         mirrored = uniform(key, (x.shape[0], 1, 1, 1), stream) < 0.5
@@ -84,7 +92,7 @@ def flip() -> Step:
 
 
 @TRANSFORMS.register
-def normalise(*, mean: float | str = 0.5, std: float | str = 0.5) -> Step:
+def normalise(*, mean: float | str = 0.5, std: Positive | str = 0.5) -> Step:
     """(x - mean) / std; one number for all channels, or a text such as "0.49,0.48,0.45" with one for each."""
     means, deviations = _numbers("mean", mean), _numbers("std", std)
     if min(deviations) <= 0:
@@ -96,11 +104,20 @@ def normalise(*, mean: float | str = 0.5, std: float | str = 0.5) -> Step:
     return Step(apply)
 
 
+def _need_images(name: str, x: Tensor, padding: int = 0) -> None:
+    if x.dim() != 4 or padding >= min(x.shape[2:]):
+        larger = f" with sides above {padding}" if padding else ""
+        raise InputError(f"transform {name!r} takes images of channels x height x width{larger}, not {tuple(x.shape[1:])}")
+
+
 def _numbers(name: str, given: float | str) -> tuple[float, ...]:
     try:
-        return tuple(float(part) for part in given.split(",")) if isinstance(given, str) else (given,)
+        numbers = tuple(float(part) for part in given.split(",")) if isinstance(given, str) else (given,)
     except ValueError:
-        raise InputError(f"transform 'normalise': {name} must be a number or numbers joined by commas, not {given!r}") from None
+        numbers = (math.nan,)
+    if not all(map(math.isfinite, numbers)):
+        raise InputError(f"transform 'normalise': {name} must be a number or numbers joined by commas, not {given!r}")
+    return numbers
 
 
 def _by_channel(numbers: tuple[float, ...], like: Tensor) -> Tensor:

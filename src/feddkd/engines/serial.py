@@ -61,10 +61,12 @@ class Serial:
 
 @contextmanager
 def seeded(key: Key, device: torch.device) -> Iterator[None]:
-    """torch's own generators, for networks that draw from them (F.dropout, say), as a function of the key; put back afterwards.
-    torch's own generators, for networks that draw from them (F.dropout, say), as a function of the key; put back afterwards."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(fold(key))
+    """torch's own generators as a function of the key, for networks that draw from them (F.dropout, say); put back afterwards."""
+    on_gpu = device.type == "cuda"
+    with torch.random.fork_rng(devices=[device] if on_gpu else []):
+        # not torch.manual_seed: without a GPU it keeps a stack trace of every call for the day when there is one
+        source = torch.cuda.default_generators[device.index or 0] if on_gpu else torch.default_generator
+        source.manual_seed(fold(key))
         yield
 
 

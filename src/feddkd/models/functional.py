@@ -97,6 +97,8 @@ class Model:
         for name, tensor in expected.items():
             if name not in state:
                 raise InputError(f"the initial state lacks {name!r}, a tensor of shape {tuple(tensor.shape)}")
+            if not isinstance(state[name], Tensor):
+                raise InputError(f"initial {name!r} must be a tensor, not {type(state[name]).__name__}")
             if state[name].shape != tensor.shape:
                 raise InputError(f"initial {name!r} has shape {tuple(state[name].shape)}, the model's has {tuple(tensor.shape)}")
         if extra := sorted(set(state) - set(expected)):

@@ -1,0 +1,102 @@
+"""Break the code on purpose, one thing at a time, and see a test fail for each: `make mutants`.
+
+Each mutant changes one text in one file, in a copy of the package. One that no test notices is a hole in the tests. The list is
+also in docs/testing.md; a test sees to it that every mutant still applies.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parent.parent
+MATHEMATICS = ("tests/test_laws.py", "tests/test_reference.py")
+
+
+class Mutant(NamedTuple):
+    what: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...] = MATHEMATICS
+
+
+MUTANTS = [
+    Mutant("KL taken in the other direction", "objectives.py",
+           "softmax(teacher, -1) * log_softmax(student, -1)", "softmax(student, -1) * log_softmax(teacher, -1)"),
+    Mutant("every client taught by the first client's model", "engines/serial.py",
+           "self.memos.get((order.run, client)", "self.memos.get((order.run, order.cohort[0])"),
+    Mutant("teacher normalises by the batch", "methods/dkd.py", "batch.x, mode=teacher", 'batch.x, mode="batch"'),
+    Mutant("student normalises by the batch", "methods/dkd.py", "batch.x, mode=student", 'batch.x, mode="batch"'),
+    Mutant("local models averaged with equal weights", "methods/local.py",
+           '"params": Collect.MEAN_BY_EXAMPLES', '"params": Collect.MEAN_BY_CLIENTS'),
+    Mutant("distillation gradients weighted by examples", "methods/dkd.py", "MEAN_BY_CLIENTS", "MEAN_BY_EXAMPLES"),
+    Mutant("distillation climbs instead of descending", "methods/dkd.py", '-rates["lr"]', 'rates["lr"]'),
+    Mutant("all clients draw with one key", "engines/serial.py", "key = (*order.key, client)", "key = (*order.key, 0)"),
+    Mutant("all rounds draw with one key", "rounds.py", "(run.seed, t, exchange.index", "(run.seed, 1, exchange.index"),
+    Mutant("memo lost between exchanges", "engines/serial.py", "retained(memo, exchange.retain)", "retained(memo, frozenset())"),
+    Mutant("mu dropped", "objectives.py", "mu / 2 * total", "0 * total"),
+    Mutant("mu in place of mu/2", "objectives.py", "mu / 2 * total", "mu * total"),
+    Mutant("per-tensor mean form summed instead", "objectives.py", "square.sum() if form", "square.sum() if True or form"),
+    Mutant("FedMAX reads logits instead of activations", "objectives.py",
+           "log_softmax(output.features, -1)", "log_softmax(output.logits, -1)"),
+    Mutant("FedMAX forgets the mean over activations", "objectives.py", 'size if reduction == "mean" else 1', "1"),
+    Mutant("batch norm averaged under FedBN", "methods/fedbn.py",
+           "local_training(local, private=private)", "local_training(local)"),
+    Mutant("private tensors not carried to the next round", "method.py",
+           'frozenset({"private"}).union', "frozenset[str]().union"),
+    Mutant("learning rate decays one round early", "method.py", "self.per_round ** (round - 1)", "self.per_round**round"),
+    Mutant("no decay inside the distillation", "method.py", " * self.per_step ** (step - 1)", ""),
+    Mutant("warm-up ends one round early", "method.py", "0 if round <= self.warmup", "0 if round < self.warmup"),
+    Mutant("Nesterov ignored", "optimisers.py", "if nesterov else velocity", "if False else velocity"),
+    Mutant("weight decay ignored by Adam", "optimisers.py",
+           "        grads = add(grads, params, weight_decay) if weight_decay else grads\n        count", "        count"),
+    Mutant("AMSGrad ignored", "optimisers.py", 'after["largest" if amsgrad else "second"]', 'after["second"]'),
+    Mutant("last partial batch dropped", "data/batches.py", "math.ceil(examples / self.batch_size)", "max(whole, 1)"),
+    Mutant("shuffled although the batch takes in everything", "data/batches.py",
+           "reads.random and examples > reads.batch_size", "reads.random", ("tests/test_simulate.py",)),
+    Mutant("later exchanges go to the whole cohort", "rounds.py",
+           "return [reply.clients for reply in replies]", "return list(cohorts)"),
+    Mutant("evaluation normalises by the test batch", "evaluate.py", 'batch.x, mode="eval"', 'batch.x, mode="batch"'),
+    Mutant("an exchange of DKD counted as free", "costs.py",
+           "self.communications + 1", "self.communications + (phase.name == 'local')"),
+    Mutant("sample instead of population standard deviation", "summary.py", "statistics.pstdev(", "statistics.stdev(",
+           ("tests/test_record.py",)),
+    Mutant("latest instead of earliest best round", "summary.py", "max(history, key", "max(reversed(history), key",
+           ("tests/test_record.py",)),
+]  # fmt: skip
+
+
+def is_caught(mutant: Mutant) -> bool:
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder)
+        for part in ("src", "tests", "experiments"):
+            shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        shutil.copy(ROOT / "pyproject.toml", copy)
+        target = copy / "src" / "feddkd" / mutant.file
+        target.write_text(target.read_text(encoding="utf-8").replace(mutant.old, mutant.new), encoding="utf-8")
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *mutant.tests]
+        environment = {**os.environ, "PYTHONPATH": str(copy / "src"), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=600)
+        if done.returncode not in (0, 1):  # anything else is not a failing test
+            sys.exit(f"{mutant.what}: pytest ended with status {done.returncode}\n{done.stdout}{done.stderr}")
+        return done.returncode == 1
+
+
+def main() -> None:
+    with ThreadPoolExecutor(2) as pool:
+        caught = pool.map(is_caught, MUTANTS)
+        survivors = []
+        for mutant, died in zip(MUTANTS, caught, strict=True):
+            print(f"{'caught' if died else 'SURVIVED'}: {mutant.what} ({mutant.file})", flush=True)
+            survivors += [] if died else [mutant.what]
+    print(f"{len(MUTANTS) - len(survivors)} of {len(MUTANTS)} mutants caught")
+    sys.exit(bool(survivors))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""Which examples a client reads, when."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feddkd.data.batches import Reads, draw
+
+KEY = (0, 1, 0, 1, 3)
+SIZES = st.integers(1, 60)
+
+
+@given(examples=SIZES, batch_size=SIZES, epochs=st.integers(1, 3))
+def test_every_epoch_reads_every_example_once(examples: int, batch_size: int, epochs: int) -> None:
+    reads = Reads(batch_size, epochs)
+    batches = draw(reads, examples, KEY)
+    each = reads.batches_an_epoch(examples)
+    assert len(batches) == reads.count(examples) == epochs * -(-examples // batch_size)
+    for epoch in range(epochs):
+        read = np.concatenate(batches[epoch * each : (epoch + 1) * each])
+        assert sorted(read) == list(range(examples))
+    assert all(len(batch) == batch_size for batch in batches[: each - 1])
+
+
+@given(examples=SIZES, batch_size=SIZES, steps=st.integers(1, 20))
+def test_steps_read_so_many_batches_epoch_after_epoch(examples: int, batch_size: int, steps: int) -> None:
+    batches = draw(Reads(batch_size, steps=steps), examples, KEY)
+    assert len(batches) == steps
+    whole = draw(Reads(batch_size, epochs=steps), examples, KEY)
+    assert all(np.array_equal(a, b) for a, b in zip(batches, whole, strict=False))
+
+
+@given(examples=SIZES, batch_size=SIZES, epochs=st.integers(1, 3))
+def test_dropping_the_last_leaves_whole_batches_or_the_only_one(examples: int, batch_size: int, epochs: int) -> None:
+    reads = Reads(batch_size, epochs, drop_last=True)
+    batches = draw(reads, examples, KEY)
+    assert len(batches) == reads.count(examples)
+    assert {len(batch) for batch in batches} == {min(batch_size, examples)}
+
+
+def test_a_draw_depends_on_the_key_alone() -> None:
+    first, again, other = (np.concatenate(draw(Reads(4), 20, key)) for key in (KEY, KEY, (*KEY[:-1], 4)))
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+def test_epochs_are_shuffled_each_in_its_own_way() -> None:
+    batches = draw(Reads(20, epochs=2), 40, KEY)
+    assert not np.array_equal(np.concatenate(batches[:2]), np.concatenate(batches[2:]))
+
+
+@pytest.mark.parametrize("reads", [Reads(20), Reads(99), Reads(3, random=False), Reads(20, steps=1)])
+def test_what_is_read_whole_or_without_chance_is_read_in_stored_order(reads: Reads) -> None:
+    assert np.array_equal(np.concatenate(draw(reads, 20, KEY)), np.arange(20))

@@ -1,0 +1,41 @@
+"""The paper's FEMNIST job on the real EMNIST letters. (That they load, and upright, is in test_sources.py.)"""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from feddkd.execute import prepare
+from feddkd.experiment import load
+from feddkd.simulation import simulate_runs
+
+ROOT = Path(__file__).parent.parent
+DATA = Path(os.environ.get("FEDDKD_DATA", ROOT.parent / "shared" / "data"))
+pytestmark = pytest.mark.skipif(
+    not (DATA / "emnist-letters").is_dir(), reason="set FEDDKD_DATA to a folder with emnist-letters/ (see `feddkd data list`)"
+)
+
+
+def test_the_femnist_job_has_the_papers_sizes_and_learns_in_a_step_and_a_distillation() -> None:
+    average, feddkd = load(ROOT / "experiments" / "femnist.toml")
+    prepared = prepare(average, DATA)
+    federation = prepared.federation
+    assert federation.sizes == [3120] * 20
+    assert (len(federation.validation), len(federation.test)) == (12_480, 20_800)
+    assert [len(np.unique(federation.y.numpy()[indices])) for indices in federation.train] == [6] * 20
+    assert federation.shape == (1, 32, 32)
+    short = {"epochs=5": "steps=1", "steps=10": "steps=1"}
+    text = feddkd.method
+    for old, new in short.items():
+        text = text.replace(old, new)
+    rows: list[dict[str, float]] = []
+    start = prepared.model.initial(("init", 0))
+    (run,) = simulate_runs(
+        prepared.model, type(feddkd)(method=text, data="emnist").parsed_method, [federation], [start], [0], rounds=1, cohort=2,
+        protocol=average.protocol, engine="serial", device="cpu", dtype=torch.float32, on_round=lambda r: rows.extend(r),
+    )  # fmt: skip
+    assert rows[0]["average_test_loss"] < np.log(26)  # one step already beats guessing
+    assert rows[0]["communications"] == 2
+    assert any(not torch.equal(run.state["params"][name], start[0][name]) for name in start[0])
