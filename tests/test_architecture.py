@@ -25,7 +25,7 @@ FLOORS = [
     ["summary", "simulation"],
     ["experiment"],
     ["record"],
-    ["execute", "report"],
+    ["execute", "report", "bench"],
     ["figure"],
     ["__init__"],
     ["cli"],

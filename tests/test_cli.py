@@ -85,7 +85,7 @@ MISTAKES = {
     "run tiny.toml --set training=0.001": "client",
     "run tiny.toml --set partition=saved(path='a.npz')": "a.npz",
     "run tiny.toml --set partition=domains()": "domains",
-    "run tiny.toml --engine steam": "'steam'; there are: serial",
+    "run tiny.toml --engine steam": "'steam'; there are: auto, batched, pool, serial",
     "run tiny.toml --device abacus": "'abacus'",
     "run tiny.toml --threads 0": "--threads",
     "run tiny.toml --out tiny.toml/sub": "tiny.toml/sub",

@@ -32,7 +32,7 @@ def test_the_femnist_job_has_the_papers_sizes_and_learns_in_a_step_and_a_distill
         text = text.replace(old, new)
     rows: list[dict[str, float]] = []
     start = prepared.model.initial(("init", 0))
-    (run,) = simulate_runs(
+    (run,), _ = simulate_runs(
         prepared.model, type(feddkd)(method=text, data="emnist").parsed_method, [federation], [start], [0], rounds=1, cohort=2,
         protocol=average.protocol, engine="serial", device="cpu", dtype=torch.float32, on_round=lambda r: rows.extend(r),
     )  # fmt: skip

@@ -33,7 +33,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs")
     for method in (FEDDKD, "fedavg(epochs=1, batch_size=32)"):
         for seed in (0, 1):
-            execute(experiment(method=method, seed=seed, target=0.15, split_seed=0), out=out)
+            execute([experiment(method=method, seed=seed, target=0.15, split_seed=0)], out=out, engine="serial")
     return out
 
 
@@ -49,7 +49,7 @@ def shown(page: object, width: int = 80) -> list[str]:
 
 def test_a_run_leaves_its_five_files(tmp_path: Path) -> None:
     e = experiment()
-    summary = execute(e, out=tmp_path)
+    (summary,) = execute([e], out=tmp_path, engine="serial")
     folder = tmp_path / folder_name(e)
     files = ["final.safetensors", "manifest.json", "rounds.jsonl", "summary.json", "timings.jsonl"]
     assert sorted(path.name for path in folder.iterdir()) == files
@@ -73,14 +73,14 @@ def test_the_manifest_says_what_was_run_on_what(runs: Path) -> None:
     assert manifest["partition"] == {"digest": prepared.split.digest, "sizes": prepared.federation.sizes}
     assert manifest["protocol"]["test_accuracy"] == "the global model on the whole test set"
     assert manifest["parameters"] == 8 * 64 + 8 + 8 * 10 + 10
-    assert manifest["engine"] == "serial"
+    assert manifest["engine"] == {"name": "serial"}
     assert set(manifest["versions"]) >= {"feddkd", "python", "torch", "numpy"}
     assert set(manifest["hardware"]) >= {"machine", "system", "device", "threads"}
 
 
 def test_the_rounds_are_the_same_byte_by_byte_when_run_again(runs: Path, tmp_path: Path) -> None:
     e = experiment(seed=1, split_seed=0)
-    execute(e, out=tmp_path)
+    execute([e], out=tmp_path, engine="serial")
     for name in ("rounds.jsonl", "final.safetensors"):
         assert (tmp_path / folder_name(e) / name).read_bytes() == (runs / folder_name(e) / name).read_bytes()
 
@@ -97,7 +97,7 @@ def test_each_row_has_accuracies_by_protocol_and_costs(runs: Path) -> None:
 
 def test_a_run_that_diverges_still_writes_json(tmp_path: Path) -> None:
     e = experiment(method="fedavg(epochs=1, lr=1e30)")
-    execute(e, out=tmp_path)
+    execute([e], out=tmp_path, engine="serial")
     rows = (tmp_path / folder_name(e) / "rounds.jsonl").read_text()
     assert not re.search("NaN|Infinity", rows)
     assert json.loads(rows.splitlines()[-1])["test_loss"] is None
@@ -106,15 +106,15 @@ def test_a_run_that_diverges_still_writes_json(tmp_path: Path) -> None:
 
 def test_rows_are_on_disk_as_soon_as_they_are_there(tmp_path: Path) -> None:
     e, seen = experiment(), []
-    execute(e, out=tmp_path, on_row=lambda row: seen.append(len(lines(tmp_path / folder_name(e) / "rounds.jsonl"))))
+    execute([e], out=tmp_path, on_row=lambda _, row: seen.append(len(lines(tmp_path / folder_name(e) / "rounds.jsonl"))))
     assert seen == [1, 2]
 
 
 def test_an_unknown_engine_or_device_writes_nothing(tmp_path: Path) -> None:
     with pytest.raises(InputError):
-        execute(experiment(), out=tmp_path / "out", engine="steam")
+        execute([experiment()], out=tmp_path / "out", engine="steam")
     with pytest.raises(InputError):
-        execute(experiment(), out=tmp_path / "out", device="abacus")
+        execute([experiment()], out=tmp_path / "out", device="abacus")
     assert not (tmp_path / "out").exists()
 
 
@@ -163,7 +163,7 @@ def test_lines_of_a_table_can_be_told_apart(tmp_path: Path) -> None:
         {"method": "fedavg(epochs=3)"},
         {"name": "[/] :smile:", "seed": 1, "rounds": 1},
     ):
-        execute(experiment(**keys), out=tmp_path)
+        execute([experiment(**keys)], out=tmp_path, engine="serial")
     text = "\n".join(shown(table(find(tmp_path)), 200))
     for label in (
         "fedavg | dkd, cohort 0.4",

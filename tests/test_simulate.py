@@ -166,7 +166,7 @@ def state(**changes: Tensor | None) -> Mapping[str, Tensor]:
         ({"cohort": "all"}, "cohort must be a whole number or a number, not 'all'"),
         ({"seed": -1}, "seed must be >= 0"),
         ({"seed": "x"}, "seed must be a whole number"),
-        ({"engine": "steam"}, "'steam'; there are: serial"),
+        ({"engine": "steam"}, "'steam'; there are: auto, batched, pool, serial"),
         ({"device": "abacus"}, "'abacus'.*'cpu'"),
         ({"device": "meta"}, "'meta'.*'cpu'"),
         ({"dtype": "float16"}, "'float16'; there are: float32, float64"),

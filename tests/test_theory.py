@@ -13,7 +13,7 @@ from feddkd.engines import Order
 from feddkd.engines.serial import Serial
 from feddkd.method import Batch, Gradient, Method
 from feddkd.models import Model
-from feddkd.params import Groups, Tensors, weighted_mean
+from feddkd.params import Groups, Tensors, stack, weighted_mean
 from small import Pair, clients, distance, federation, network
 
 Weights = dict[str, Tensor]
@@ -58,14 +58,14 @@ def linear_clients(homogeneous: bool) -> tuple[Model, list[Weights], list[Pair]]
 
 def test_corollary_1_for_a_linear_model_on_homogeneous_data_the_average_is_already_the_fixed_point() -> None:
     model, teachers, data = linear_clients(homogeneous=True)
-    average = weighted_mean(teachers, [1, 1, 1])
+    average = weighted_mean(stack(teachers), [1, 1, 1])
     after = distilled(squared(fedavg() | dkd(steps=5, batch_size=30, lr=0.05)), model, teachers, average, data)
     assert distance(after, average) < 1e-12
 
 
 def test_corollary_1_fails_on_heterogeneous_data_where_distillation_finds_the_least_squares_solution() -> None:
     model, teachers, data = linear_clients(homogeneous=False)
-    average = weighted_mean(teachers, [1, 1, 1])
+    average = weighted_mean(stack(teachers), [1, 1, 1])
     after = distilled(squared(fedavg() | dkd(steps=150, batch_size=30, lr=0.1)), model, teachers, average, data)
     augmented = torch.cat([torch.cat([x, torch.ones(30, 1, dtype=x.dtype)], 1) for x, _ in data])
     outputs = torch.cat([x @ w["weight"].T + w["bias"] for w, (x, _) in zip(teachers, data, strict=True)])
@@ -95,7 +95,7 @@ def gradient_at_average(homogeneous: bool, epsilon: float) -> float:
         {name: p + epsilon * random(*p.shape, seed=100 * k + i) for i, (name, p) in enumerate(centre.items())} for k in range(3)
     ]
     inputs = [random(40, 5, seed=0 if homogeneous else k) + (0 if homogeneous else 2 * k) for k in range(3)]
-    slope = grad(lambda w: divergence(net, teachers, inputs, q, w))(weighted_mean(teachers, q))
+    slope = grad(lambda w: divergence(net, teachers, inputs, q, w))(weighted_mean(stack(teachers), q))
     return float(torch.cat([tensor.flatten() for tensor in slope.values()]).norm())
 
 
@@ -145,7 +145,7 @@ def test_the_average_of_two_permuted_copies_is_wrong_and_distillation_recovers_t
     def wrong(w: Weights) -> float:
         return divergence(network(hidden=hidden), [original, permuted], inputs, [0.5, 0.5], w).item()
 
-    average = weighted_mean([original, permuted], [1, 1])
+    average = weighted_mean(stack([original, permuted]), [1, 1])
     after = distilled(fedavg() | dkd(steps=1000, batch_size=100, lr=1.0), model, [original, permuted], average, data)
     assert wrong(permuted) < 1e-12  # both clients compute the same function,
     assert wrong(average) > 0.1  # their average computes another,

@@ -1,4 +1,4 @@
-"""The command line: feddkd run | methods | data | report."""
+"""The command line: feddkd run | methods | data | report | bench."""
 
 import json
 import os
@@ -15,10 +15,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from feddkd.bench import JOBS, Bench, document, page, setting, sized
 from feddkd.data.partition import PARTITIONS
 from feddkd.data.sources import SOURCES
 from feddkd.errors import ClientError, InputError, NobodyAnsweredError
-from feddkd.execute import execute, prepare
+from feddkd.execute import execute, lock_step, prepare
 from feddkd.experiment import Experiment, load
 from feddkd.figure import curves
 from feddkd.methods import METHODS
@@ -80,8 +81,10 @@ def _fail(message: str, status: int = 2) -> None:
 def run(
     file: File,
     set_: Settings = None,
-    engine: Annotated[str, typer.Option(help="Where clients compute: serial.")] = "serial",
+    engine: Annotated[str, typer.Option(help="Where clients compute: auto, batched, pool, serial.")] = "auto",
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
+    precision: Annotated[str | None, typer.Option(help="Of the batched engine: fp32, tf32, bf16.")] = None,
+    strategy: Annotated[str | None, typer.Option(help="Of the batched engine: auto, vmap, graph, fused, ...")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; 1 is quickest for small networks.")] = None,
     data: DataDir = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where run folders are written.")] = Path("runs"),
@@ -96,7 +99,7 @@ def run(
     The others have defaults:
 
     - data = "digits", partition = "dirichlet(alpha=0.1)": see `feddkd data list`
-    - model = "mlp(hidden='64')", or femnist_cnn, vgg9, digit_cnn, emnist_cnn
+    - model = "mlp(hidden='64')", or femnist_cnn, vgg9, digit_cnn, emnist_cnn, small_cnn
     - clients = 10; cohort = 1.0, the share of them active in a round, or their number; rounds = 10
     - seed = 0 decides everything random; split_seed, if given, validation set and partition in its place
     - validation = 0.1, training = all the rest: shares of the training set, class by class
@@ -110,18 +113,23 @@ def run(
     experiments = load(file, set_ or ())
     if threads is not None:
         torch.set_num_threads(threads)
+    options = {key: value for key, value in (("precision", precision), ("strategy", strategy)) if value is not None}
+    done: dict[int, dict[str, Any]] = {}
     with _bars(experiments, quiet=not sys.stderr.isatty()) as follow:
-        summaries = [
-            execute(e, out=out, folder=data, engine=engine, device=device, on_row=follow(index))
-            for index, e in enumerate(experiments)
-        ]
+        for group in lock_step(experiments):
+            bars = [follow(at) for at in group]
+            summaries = execute(
+                [experiments[at] for at in group], out=out, folder=data, engine=engine, device=device, options=options,
+                on_row=lambda at, row, bars=bars: bars[at](row),  # type: ignore[misc]
+            )  # fmt: skip
+            done |= dict(zip(group, summaries, strict=True))
     console = _console(stderr=as_json)
     console.print(table([find(out / folder_name(e))[0] for e in experiments]))
     console.print(f"written to {out}{os.sep}", soft_wrap=True)
     if as_json:
         wanted = ("digest", "method", "seed", "rounds", "test_accuracy", "best_round", "final_test_accuracy", "communications",
                   "local_steps", "bytes_up", "bytes_down", "seconds", "selection", "to_target")  # fmt: skip
-        print(json.dumps({"runs": [{key: summary[key] for key in wanted} for summary in summaries]}))
+        print(json.dumps({"runs": [{key: done[at][key] for key in wanted} for at in range(len(experiments))]}))
 
 
 @contextmanager
@@ -186,6 +194,48 @@ def report(
     _console().print(table(records))
     if figure is not None:
         curves(records, figure)
+
+
+@app.command()
+def bench(
+    job: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Which job; repeatable; all of them if none.")] = None,
+    engine: Annotated[str | None, typer.Option(help="The engine to measure; the fastest kind unless said.")] = None,
+    strategy: Annotated[str | None, typer.Option(help="One of the engine's strategies, where it has several.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...; a GPU where there is one.")] = None,
+    precision: Annotated[str | None, typer.Option(help="tf32, fp32, bf16 or fp64.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads, of the plain loop too.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps an exchange where steps are timed (J for dkd).")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed repeats; the median counts.")] = 5,
+    small: Annotated[bool, typer.Option("--small", help="Everything tiny: a smoke test, no measurement.")] = False,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the JSON object to a file, too.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure an engine against the plain loop over clients, in the same run, on made-up data.
+
+    Jobs: femnist, vgg9, many-small, mlp, dirichlet, seeds, dkd; bench/README.md says what each is.
+    """
+    if threads is not None:
+        torch.set_num_threads(threads)
+    here = setting(engine=engine, device=device, precision=precision, strategy=strategy, repeats=repeats)
+    runner = Bench(here, sized(device=here.device, small=small, steps=steps))
+    entries: list[dict[str, Any]] = []
+    for one in [runner.find(name) for name in job or JOBS]:
+        if out is not None and not entries:
+            _write_json(out, document(entries, here, small=small))  # complain before anything is measured
+        _console(stderr=True).print(f"{one.name}: {one.what}")
+        entries.append(runner.measure(one))
+        if out is not None:  # after every job: a run that is stopped keeps what it had
+            _write_json(out, document(entries, here, small=small))
+    _console(stderr=as_json).print(page(entries, here))
+    if as_json:
+        print(json.dumps(document(entries, here, small=small), default=str))
+
+
+def _write_json(path: Path, value: Any) -> None:
+    try:
+        path.write_text(json.dumps(value, indent=1, default=str) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}") from None
 
 
 def _sources() -> list[str]:

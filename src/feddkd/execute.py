@@ -2,10 +2,12 @@
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from feddkd.data.examples import Data
 from feddkd.data.federation import Federation, divide
@@ -51,55 +53,81 @@ def prepare(experiment: Experiment, folder: Path | None) -> Prepared:
 
 
 def execute(
-    experiment: Experiment,
+    experiments: Sequence[Experiment],
     *,
     out: Path,
     folder: Path | None = None,
-    engine: str = "serial",
+    engine: str = "auto",
     device: str = "cpu",
-    on_row: Callable[[Row], None] = lambda row: None,
-) -> dict[str, Any]:
-    """Run one experiment, write its folder under `out`, and return its summary."""
-    place, _ = find_device(device), find_engine(engine)  # complain before anything is written
-    prepared = prepare(experiment, folder)
-    recorder = Recorder(out / folder_name(experiment))
-    recorder.open(
-        describe(
-            experiment,
-            engine=engine,
-            device=place,
-            data={"name": prepared.data.name, "digest": prepared.data.digest, "note": prepared.data.note},
-            partition={"digest": prepared.split.digest, "sizes": prepared.federation.sizes},
-            parameters=sum(tensor.numel() for tensor in prepared.model.net.parameters()),
-        )
-    )
-    history: list[Row] = []
+    options: Mapping[str, Any] | None = None,
+    on_row: Callable[[int, Row], None] = lambda index, row: None,
+) -> list[dict[str, Any]]:
+    """Run experiments that differ in their seed alone, in lock-step; write their folders under `out`, return their summaries."""
+    place = find_device(device)  # complain before anything is written
+    if engine != "auto":
+        find_engine(engine)
+    first = experiments[0]
+    prepared = [prepare(experiment, folder) for experiment in experiments]
+    recorders = [Recorder(out / folder_name(experiment)) for experiment in experiments]
+    for experiment, ready, recorder in zip(experiments, prepared, recorders, strict=True):
+        recorder.open(_manifest(experiment, ready, engine, place))
+    histories: list[list[Row]] = [[] for _ in experiments]
     began = last = time.perf_counter()
 
     def on_round(rows: list[Row]) -> None:
         nonlocal last
         now = time.perf_counter()
-        history.append(rows[0])
-        recorder.row(rows[0], now - last)
+        for index, row in enumerate(rows):
+            histories[index].append(row)
+            recorders[index].row(row, (now - last) / len(rows))
+            on_row(index, row)
         last = now
-        on_row(rows[0])
 
     try:
-        run = simulate_runs(
-            prepared.model, experiment.parsed_method, [prepared.federation],
-            [prepared.model.initial(("init", experiment.seed))], [experiment.seed],
-            rounds=experiment.rounds, cohort=experiment.cohort, protocol=experiment.protocol,
-            engine=engine, device=device, dtype=DTYPES[experiment.dtype], on_round=on_round,
-        )[0]  # fmt: skip
-        Result({**run.state["params"], **run.state["buffers"]}, history).save(recorder.folder / "final.safetensors")
-        summary = {
-            "digest": experiment.digest,
-            "method": experiment.method,
-            "seed": experiment.seed,
-            **summarise(history, experiment.target),
-            "seconds": round(time.perf_counter() - began, 3),
-        }
-        recorder.finish(summary)
-        return summary
+        runs, facts = simulate_runs(
+            prepared[0].model, first.parsed_method, [ready.federation for ready in prepared],
+            [ready.model.initial(("init", e.seed)) for ready, e in zip(prepared, experiments, strict=True)],
+            [experiment.seed for experiment in experiments],
+            rounds=first.rounds, cohort=first.cohort, protocol=first.protocol, engine=engine, device=device,
+            dtype=DTYPES[first.dtype], on_round=on_round, options=options,
+        )  # fmt: skip
+        seconds = round((time.perf_counter() - began) / len(runs), 3)
+        return [
+            _finish(experiment, recorder, Result({**run.state["params"], **run.state["buffers"]}, history), seconds, facts)
+            for experiment, recorder, run, history in zip(experiments, recorders, runs, histories, strict=True)
+        ]
     finally:
-        recorder.close()
+        for recorder in recorders:
+            recorder.close()
+
+
+def _manifest(experiment: Experiment, ready: Prepared, engine: str, device: torch.device) -> dict[str, Any]:
+    return describe(
+        experiment,
+        engine=engine,
+        device=device,
+        data={"name": ready.data.name, "digest": ready.data.digest, "note": ready.data.note},
+        partition={"digest": ready.split.digest, "sizes": ready.federation.sizes},
+        parameters=sum(tensor.numel() for tensor in ready.model.net.parameters()),
+    )
+
+
+def _finish(experiment: Experiment, recorder: Recorder, result: Result, seconds: float, facts: dict[str, Any]) -> dict[str, Any]:
+    result.save(recorder.folder / "final.safetensors")
+    summary = {
+        "digest": experiment.digest,
+        "method": experiment.method,
+        "seed": experiment.seed,
+        **summarise(result.history, experiment.target),
+        "seconds": seconds,
+    }
+    recorder.finish(summary, facts)
+    return summary
+
+
+def lock_step(experiments: Sequence[Experiment]) -> list[list[int]]:
+    """Positions of experiments that can run as one program: the same but for the seed."""
+    families: dict[str, list[int]] = {}
+    for at, experiment in enumerate(experiments):
+        families.setdefault(experiment.family, []).append(at)
+    return list(families.values())

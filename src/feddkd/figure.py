@@ -1,4 +1,4 @@
-"""Records -> a picture: test accuracy against rounds, communications and local steps, a band of one standard deviation over seeds."""
+"""Records -> a picture: test accuracy against rounds, communications and local steps, with a band of one deviation over seeds."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -19,6 +19,13 @@ def fold(key: Key) -> int:
     return int.from_bytes(_digest(key)[:8], "little") >> 1
 
 
+def step_keys(key: Key, steps: int) -> "np.typing.NDArray[np.int64]":
+    """A number for each step of a path, as `fold` would give; one hash for all of them, since there are many."""
+    first = np.uint64(fold(("steps", *key)))
+    walk = first + np.arange(steps, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)  # wraps; `uniform` does the mixing
+    return (walk >> np.uint64(1)).astype(np.int64)
+
+
 def generator(key: Key) -> np.random.Generator:
     """A host-side generator that is this key's alone."""
     return np.random.Generator(np.random.Philox(key=int.from_bytes(_digest(key), "little")))

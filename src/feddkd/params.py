@@ -32,17 +32,18 @@ def stack(many: Sequence[Tensors]) -> dict[str, Tensor]:
     return combine(lambda *tensors: torch.stack(tensors), *many)
 
 
-def weighted_mean(many: Sequence[Tensors], weights: Sequence[float]) -> dict[str, Tensor]:
-    """sum_k p_k * many[k] with p = weights / sum(weights). Whole numbers (counters) are not averaged: the largest is kept."""
+def weighted_mean(stacked: Tensors, weights: Sequence[float]) -> dict[str, Tensor]:
+    """sum_k p_k stacked[k], p = weights / sum(weights). Whole numbers (counters) are not averaged: the largest is kept."""
     total = float(sum(weights))
-    shares = [weight / total for weight in weights]
+    shares = torch.tensor([weight / total for weight in weights], dtype=torch.float64)
 
-    def mean(*tensors: Tensor) -> Tensor:
-        if not tensors[0].is_floating_point():
-            return torch.stack(tensors).amax(0)
-        return torch.stack([share * tensor for share, tensor in zip(shares, tensors, strict=True)]).sum(0)
+    def mean(tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point():
+            return tensor.amax(0)
+        own = shares.to(tensor.device, tensor.dtype).reshape(-1, *(1,) * (tensor.dim() - 1))
+        return (own * tensor).sum(0)
 
-    return combine(mean, *many)
+    return combine(mean, stacked)
 
 
 def only(group: Tensors, names: Iterable[str]) -> dict[str, Tensor]:

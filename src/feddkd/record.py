@@ -79,7 +79,10 @@ class Recorder:
             self._files[name].write(json.dumps(_without_nan(line), allow_nan=False) + "\n")
             self._files[name].flush()
 
-    def finish(self, summary: Mapping[str, Any]) -> None:
+    def finish(self, summary: Mapping[str, Any], engine: Mapping[str, Any]) -> None:
+        """The summary, and in the manifest what the engine decided along the way."""
+        manifest = json.loads((self.folder / "manifest.json").read_text(encoding="utf-8"))
+        self._write("manifest.json", {**manifest, "engine": engine})
         self._write("summary.json", summary)
         self.close()
 

@@ -1,5 +1,8 @@
 """A whole run in one call: `simulate` on data at hand, and the pieces that `feddkd run` puts together in the same way."""
 
+import inspect
+import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,22 +11,25 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from feddkd.data.examples import Examples, examples
-from feddkd.data.federation import Federation, assemble
+from feddkd.data.federation import Federation, assemble, together
 from feddkd.data.transforms import transform
 from feddkd.engines import Engine
+from feddkd.engines.batched import Batched
+from feddkd.engines.pool import Pool
 from feddkd.engines.serial import Serial
 from feddkd.errors import InputError, choices
 from feddkd.evaluate import Protocol, fitting_protocol
 from feddkd.method import Method
 from feddkd.methods import parse
 from feddkd.models import Model, functional
-from feddkd.params import Tensors, to
+from feddkd.params import Groups, Tensors, to
 from feddkd.rounds import Row, Run, play
 from feddkd.spelling import Count, Share, Whole, checked
 
-ENGINES: Mapping[str, Callable[..., Engine]] = {"serial": Serial}
+ENGINES: Mapping[str, Callable[..., Engine]] = {"serial": Serial, "batched": Batched, "pool": Pool}
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -73,7 +79,7 @@ def simulate(
         network, chosen, [federation], [start], [seed],
         rounds=checked(rounds, Count, "rounds"), cohort=cohort, protocol=fitting_protocol(chosen, own_tests=False),
         engine=engine, device=device, dtype=_dtype(dtype, start[0]), on_round=lambda rows: history.append(rows[0]),
-    )[0]  # fmt: skip
+    )[0][0]  # fmt: skip
     return Result({**run.state["params"], **run.state["buffers"]}, history)
 
 
@@ -91,26 +97,31 @@ def simulate_runs(
     device: str,
     dtype: torch.dtype,
     on_round: Callable[[list[Row]], None],
-) -> list[Run]:
-    """Runs of one method in lock-step: one federation, start and seed for each. `on_round` gets their rows as they come."""
+    options: Mapping[str, Any] | None = None,
+) -> tuple[list[Run], dict[str, Any]]:
+    """Runs of one method in lock-step: one federation, start and seed for each. `on_round` gets their rows as they come.
+
+    Returns the runs and what the engine has to say of itself.
+    """
     method.check_order()
     place = find_device(device)
     runs, memos = [], []
-    federations = [federation.to(place) for federation in federations]
+    federations = together([federation.to(place) for federation in federations])
     for index, (federation, start, seed) in enumerate(zip(federations, starts, seeds, strict=True)):
         params, buffers = (to(group, place, dtype) for group in start)
         _check_fit(model, params, buffers, federation, dtype)
         state, memo = method.start(model, params, buffers)
         runs.append(Run(index, seed, state, has_validation=len(federation.validation) > 0))
         memos.append(memo)
-    host = find_engine(engine)(model, federations, memos, dtype)
+    host = open_engine(engine, model, federations, memos, dtype, options or {})
     size = cohort_size(cohort, len(federations[0].train))
     try:
         for rows in play(method, host, runs, cohort=size, last=rounds, protocol=protocol):
             on_round(rows)
+        facts: dict[str, Any] = getattr(host, "facts", dict)()
     finally:
         host.close()
-    return runs
+    return runs, {"name": type(host).__name__.lower(), **facts}
 
 
 def cohort_size(cohort: int | float, clients: int) -> int:
@@ -124,8 +135,28 @@ def cohort_size(cohort: int | float, clients: int) -> int:
 
 def find_engine(name: str) -> Callable[..., Engine]:
     if name not in ENGINES:
-        raise InputError(f"unknown engine {name!r}; there are: {choices(ENGINES)}")
+        raise InputError(f"unknown engine {name!r}; there are: {choices(('auto', *ENGINES))}")
     return ENGINES[name]
+
+
+def open_engine(
+    name: str,
+    model: Model,
+    federations: Sequence[Federation],
+    memos: Sequence[Groups],
+    dtype: torch.dtype,
+    options: Mapping[str, Any],
+) -> Engine:
+    """An engine by name. `auto`: clients as one program, but convolutions on a CPU go to one process a core."""
+    if name == "auto":
+        convolves = any(isinstance(module, _ConvNd) for module in model.net.modules())
+        alone = federations[0].x.is_cuda or sys.platform != "linux" or (os.cpu_count() or 1) == 1
+        name = "pool" if convolves and not alone else "batched"
+    make = find_engine(name)
+    unknown = set(options) - set(inspect.signature(make).parameters)
+    if unknown:
+        raise InputError(f"engine {name!r} takes no {choices(unknown)}; 'batched' does")
+    return make(model, federations, memos, dtype, **options)
 
 
 def find_device(name: str) -> torch.device:

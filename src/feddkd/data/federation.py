@@ -81,6 +81,16 @@ def divide(
     return federation, split
 
 
+def together(federations: Sequence[Federation]) -> list[Federation]:
+    """Federations of the same examples, divided in different ways, with one copy of them in memory."""
+    first = federations[0]
+    same = all(
+        other.x.shape == first.x.shape and torch.equal(other.x, first.x) and torch.equal(other.y, first.y)
+        for other in federations
+    )
+    return [replace(other, x=first.x, y=first.y) for other in federations] if same else list(federations)
+
+
 def _table(data: Data, part: Indices) -> Table:
     """What a partition sees of some of the training examples."""
     return Table(

@@ -3,6 +3,7 @@
 Spelled as steps joined by `|`: "pad(pixels=2) | normalise(mean=0.1307, std=0.3081)". Random steps act in training only.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ StepFn = Callable[[Tensor, Tensor | None, int], Tensor]
 @dataclass(frozen=True, eq=False)
 class Step(Spelled):
     apply: StepFn
+    random: bool = False
 
 
 TRANSFORMS: Registry[Step] = Registry("transform", "feddkd.transforms")
@@ -33,6 +35,10 @@ class Transform(Spelled):
 
     scale: float
     steps: tuple[Step, ...]
+
+    @property
+    def random(self) -> bool:
+        return any(step.random for step in self.steps)
 
     def __call__(self, x: Tensor, dtype: torch.dtype, key: Tensor | None = None) -> Tensor:
         x = x.to(dtype) / self.scale if self.scale != 1 else x.to(dtype)
@@ -74,7 +80,7 @@ def crop(*, padding: Count = 4) -> Step:
         padded = padded.gather(2, rows[:, None, :, None].expand(count, channels, height, padded.shape[3]))
         return padded.gather(3, columns[:, None, None, :].expand(count, channels, height, width))
 
-    return Step(apply)
+    return Step(apply, random=True)
 
 
 @TRANSFORMS.register
@@ -88,7 +94,7 @@ def flip() -> Step:
         mirrored = uniform(key, (x.shape[0], 1, 1, 1), stream) < 0.5
         return torch.where(mirrored, x.flip(-1), x)
 
-    return Step(apply)
+    return Step(apply, random=True)
 
 
 @TRANSFORMS.register
@@ -123,4 +129,10 @@ def _numbers(name: str, given: float | str) -> tuple[float, ...]:
 def _by_channel(numbers: tuple[float, ...], like: Tensor) -> Tensor:
     if len(numbers) not in (1, like.shape[1]):
         raise InputError(f"transform 'normalise' has numbers for {len(numbers)} channels; the images have {like.shape[1]}")
-    return torch.tensor(numbers, dtype=like.dtype, device=like.device).reshape(1, -1, *(1,) * (like.dim() - 2))
+    return _constant(numbers, like.dtype, like.device).reshape(1, -1, *(1,) * (like.dim() - 2))
+
+
+@functools.cache
+def _constant(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Copied to the device once: a copy from the host would stop a CUDA graph from being recorded."""
+    return torch.tensor(numbers, dtype=dtype, device=device)

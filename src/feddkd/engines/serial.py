@@ -12,10 +12,10 @@ from feddkd.data.batches import Indices, draw
 from feddkd.data.federation import Federation
 from feddkd.engines import Order, Reply
 from feddkd.errors import ClientError, InputError
-from feddkd.keys import Key, fold
+from feddkd.keys import Key, fold, step_keys
 from feddkd.method import Batch, Collect, Exchange, Fold, Phase
 from feddkd.models import Model
-from feddkd.params import Groups, stack, weighted_mean
+from feddkd.params import Groups, Tensors, stack, weighted_mean
 
 
 @dataclass
@@ -46,7 +46,8 @@ class Serial:
             self.memos[order.run, client] = retained(memo, exchange.retain)
         federation, source = self.federations[order.run], exchange.phase.reads.source
         examples = [len(federation.indices(source, client)) for client in order.cohort]
-        return Reply(order.cohort, gather(exchange.phase.collect, uploads, examples))
+        stacked = {group: stack([upload[group] for upload in uploads]) for group in exchange.phase.collect}
+        return Reply(order.cohort, gather(exchange.phase.collect, stacked, examples))
 
     def _ask(self, phase: Phase, order: Order, client: int, memo: Groups) -> tuple[Groups, Groups]:
         key = (*order.key, client)
@@ -76,7 +77,8 @@ def answer(
     """What one client does in one exchange: (upload, memo)."""
     indices = federation.indices(phase.reads.source, client)
     drawn = draw(phase.reads, len(indices), key)
-    batches = (read(federation, indices[d], (*key, i), dtype, phase.reads.random) for i, d in enumerate(drawn))
+    numbers = step_keys(key, len(drawn))
+    batches = (read(federation, indices[d], int(n), dtype, phase.reads.random) for d, n in zip(drawn, numbers, strict=True))
     if isinstance(phase.client, Fold):
         carry = phase.client.start(model, sent, memo)
         for batch in batches:
@@ -88,24 +90,23 @@ def answer(
     return {"gradient": grad(lambda w: loss(model, w, sent, memo, batch, taught))(sent["params"])}, memo
 
 
-def read(federation: Federation, indices: Indices, key: Key, dtype: torch.dtype, random: bool) -> Batch:
+def read(federation: Federation, indices: Indices, number: int, dtype: torch.dtype, random: bool) -> Batch:
     """A mini-batch as the network sees it, all examples with the same share."""
     device = federation.x.device
     at = torch.from_numpy(indices).to(device)
-    step_key = torch.tensor(fold(("step", *key)), device=device)
+    step_key = torch.tensor(number, device=device)
     x = federation.transform(federation.x[at], dtype, step_key if random else None)
     share: Tensor = torch.full((len(indices),), 1 / len(indices), dtype=dtype, device=device)
     return Batch(x, federation.y[at], share, step_key)
 
 
-def gather(collect: Mapping[str, Collect], uploads: Sequence[Groups], examples: Sequence[int]) -> Groups:
-    """The uploads' groups, each by its rule."""
+def gather(collect: Mapping[str, Collect], stacked: Groups, examples: Sequence[int]) -> Groups:
+    """Uploads, stacked over clients, each group by its rule."""
 
-    def one(group: str, rule: Collect) -> dict[str, Tensor]:
-        parts = [upload[group] for upload in uploads]
+    def one(group: str, rule: Collect) -> Tensors:
         if rule is Collect.EVERY:
-            return stack(parts)
-        return weighted_mean(parts, examples if rule is Collect.MEAN_BY_EXAMPLES else [1] * len(parts))
+            return stacked[group]
+        return weighted_mean(stacked[group], examples if rule is Collect.MEAN_BY_EXAMPLES else [1] * len(examples))
 
     return {group: one(group, rule) for group, rule in collect.items()}
 

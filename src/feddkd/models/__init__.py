@@ -18,6 +18,7 @@ from feddkd.models.functional import Model as Model
 from feddkd.models.functional import Output as Output
 from feddkd.models.functional import functional as functional
 from feddkd.models.mlp import mlp as build_mlp
+from feddkd.models.small_cnn import small_cnn as build_small_cnn
 from feddkd.models.vgg9 import vgg9 as build_vgg9
 from feddkd.spelling import Registry, Spelled
 
@@ -63,6 +64,12 @@ def digit_cnn() -> Architecture:
 def emnist_cnn() -> Architecture:
     """FedGen's small EMNIST network with batch norm for 28x28 images, 26,962 parameters with 26 classes."""
     return _image_network("emnist_cnn", build_emnist_cnn, (28, 28))
+
+
+@MODELS.register
+def small_cnn() -> Architecture:
+    """The small CNN of pfl-research's CIFAR-10 benchmark for 32x32 images, 1,626,442 parameters with 10 classes."""
+    return _image_network("small_cnn", build_small_cnn, (32, 32))
 
 
 @MODELS.register

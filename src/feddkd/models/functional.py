@@ -7,7 +7,7 @@ may loop, vmap, compile or capture the call.
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 import torch
@@ -72,13 +72,25 @@ class Model:
     param_names: frozenset[str]
     buffer_names: frozenset[str]
     norm_names: frozenset[str]  # parameters and buffers of batch-norm layers
+    inside: torch.dtype | None = None  # what it computes in, where that is not the type of its numbers
+
+    def computing_in(self, dtype: torch.dtype) -> "Model":
+        """The same network, its numbers and results as they were, its arithmetic in another type. Batch norm's numbers stay."""
+        return replace(self, inside=dtype)
 
     def __call__(self, params: Tensors, buffers: Tensors, x: Tensor, *, mode: Mode, key: Tensor | None = None) -> Output:
-        fresh = {name: tensor.clone() for name, tensor in buffers.items()} if mode != "eval" else dict(buffers)
+        if self.inside is not None and self.inside != x.dtype:
+            return self._call_inside(params, buffers, x, mode, key)
+        fresh = {name: tensor.clone() if mode == "train" else tensor for name, tensor in buffers.items()}
         self.tap.key = key
         logits: Tensor = functional_call(self.nets[mode], {**params, **fresh}, (x,))
         features = self.tap.take()
-        return Output(logits, logits if features is None else features, fresh if mode == "train" else dict(buffers))
+        return Output(logits, logits if features is None else features, fresh)
+
+    def _call_inside(self, params: Tensors, buffers: Tensors, x: Tensor, mode: Mode, key: Tensor | None) -> Output:
+        low = {name: tensor if name in self.norm_names else tensor.to(self.inside) for name, tensor in params.items()}
+        output = self(low, buffers, x.to(self.inside), mode=mode, key=key)
+        return Output(output.logits.to(x.dtype), output.features.to(x.dtype), output.buffers)
 
     def initial(self, key: Key) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Parameters and buffers as each layer's own `reset_parameters` draws them, on the CPU, so equal on every device."""
@@ -165,4 +177,6 @@ def _in_mode(skeleton: nn.Module, training: Callable[[nn.Module], bool]) -> nn.M
     twin = copy.deepcopy(skeleton)
     for module in twin.modules():
         module.training = training(module)
+        if isinstance(module, _BatchNorm):  # outside full training statistics are read or left alone, never tracked
+            module.track_running_stats = module.track_running_stats and (twin.training or not module.training)
     return twin

@@ -1,0 +1,8 @@
+"""How fast an engine is: jobs of stated size on made-up data, each beside the plain loop over clients in the same run."""
+
+from feddkd.bench.jobs import JOBS as JOBS
+from feddkd.bench.jobs import sized as sized
+from feddkd.bench.measure import Bench as Bench
+from feddkd.bench.page import document as document
+from feddkd.bench.page import page as page
+from feddkd.bench.setting import setting as setting

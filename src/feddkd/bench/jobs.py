@@ -1,0 +1,159 @@
+"""The jobs: who trains what on how much. The data are random bytes, made by a key; no files are needed."""
+
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from feddkd.data.batches import Indices, Reads, draw
+from feddkd.data.federation import Federation
+from feddkd.data.partition import PARTITIONS, Table
+from feddkd.data.transforms import transform
+from feddkd.keys import generator
+from feddkd.methods.local import Local
+from feddkd.models import MODELS, Model, functional
+
+NORMALISE = "normalise(mean=0.5, std=0.5)"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job. Its time is counted for a step of all clients, or for a round."""
+
+    name: str
+    model: str
+    shape: tuple[int, ...]
+    classes: int
+    clients: int
+    images: int  # in all
+    local: Local
+    unit: Literal["step", "round"]
+    active: int | None = None  # clients in a round; all of them unless said
+    alpha: float | None = None  # sizes as a Dirichlet split has them; equal unless said
+    seeds: int = 1
+    distil: int = 0  # J
+
+    @property
+    def cohort(self) -> int:
+        return self.clients if self.active is None else self.active
+
+    @property
+    def what(self) -> str:
+        """The job in a line, in the size at hand."""
+        each = f"{min(self.sizes):,}" + (f" to {max(self.sizes):,}" if self.alpha else "")
+        lines = [
+            f"{self.clients:,} clients with {each} examples",
+            f"{self.cohort} in a round" if self.active else "",
+            f"{self.model}, B={self.local.batch_size}",
+            f"{self.seeds} seeds at once" if self.seeds > 1 else "",
+            f"J={self.distil}" if self.distil else f"{self.local.steps} steps" if self.local.steps else f"E={self.local.epochs}",
+        ]
+        return ", ".join(filter(None, lines))
+
+    @property
+    def method(self) -> str:
+        """The text of the method, without what is default."""
+        given = {field.name: getattr(self.local, field.name) for field in fields(Local)}
+        options = ", ".join(f"{name}={value!r}" for name, value in given.items() if value != getattr(Local(), name))
+        return f"fedavg({options})" + (f" | dkd(steps={self.distil}, batch_size={self.local.batch_size})" if self.distil else "")
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """n_k"""
+        if self.alpha is None:
+            return [self.images // self.clients] * self.clients
+        labels = np.arange(self.images) % self.classes
+        rule = PARTITIONS.one(f"dirichlet(alpha={self.alpha})")
+        return [len(own) for own in rule(Table(labels, labels, None, None, self.classes), self.clients, ("bench", 0)).train]
+
+    @property
+    def reads(self) -> Reads:
+        return Reads(self.local.batch_size, self.local.epochs, self.local.steps)
+
+    @property
+    def client_steps(self) -> int:
+        """Steps that the clients of one round make together."""
+        return self.seeds * sum(self.reads.count(n) for n in self.sizes[: self.cohort])
+
+    @property
+    def images_read(self) -> int:
+        """Images that pass through local training in a round, or through distillation where there is any."""
+        if self.distil:
+            return self.distil * sum(min(self.local.batch_size, n) for n in self.sizes)
+        return self.seeds * sum(len(batch) for n in self.sizes[: self.cohort] for batch in draw(self.reads, n, ("count",)))
+
+    @property
+    def units(self) -> int:
+        """How many of its units a timed round makes."""
+        return 1 if self.unit == "round" else self.distil or self.local.steps or 1
+
+    def network(self) -> Model:
+        return functional(MODELS.one(self.model).build(self.shape, self.classes))
+
+    def federations(self, device: torch.device) -> list[Federation]:
+        """One for each seed: the same images, divided anew."""
+        random = generator(("bench", self.name))
+        x = torch.from_numpy(random.integers(0, 256, (self.images, *self.shape), np.uint8)).to(device)
+        y = torch.from_numpy(random.integers(0, self.classes, self.images)).to(device)
+        normalise, nobody = transform(NORMALISE, 255.0), np.arange(0)
+        return [
+            Federation(x, y, self.classes, normalise, self._division(seed), None, nobody, np.arange(1))
+            for seed in range(self.seeds)
+        ]
+
+    def _division(self, seed: int) -> tuple[Indices, ...]:
+        order = generator(("bench", self.name, "division", seed)).permutation(self.images)
+        return tuple(np.split(order, np.cumsum(self.sizes))[: self.clients])
+
+
+# The optimisers of the FedDKD paper's FEMNIST and CIFAR-10 experiments, and of pfl's benchmark.
+PAPER_FEMNIST = Local(steps=100, lr=0.1, momentum=0.1, nesterov=True, weight_decay=0.0005)
+PAPER_CIFAR = Local(steps=30, lr=0.001, optimiser="adam", weight_decay=0.0001)
+ONE_EPOCH = Local(epochs=1, batch_size=10, lr=0.1)
+
+FEMNIST = Job("femnist", "femnist_cnn", (1, 32, 32), 26, 10, 31_200, PAPER_FEMNIST, "step")
+VGG9 = Job("vgg9", "vgg9", (3, 32, 32), 10, 16, 45_000, PAPER_CIFAR, "step")
+MANY_SMALL = Job("many-small", "small_cnn", (3, 32, 32), 10, 1000, 50_000, ONE_EPOCH, "round", active=50)  # pfl's headline job
+MLP = Job("mlp", "mlp(hidden='64')", (64,), 10, 100, 5_000, ONE_EPOCH, "round", active=50)
+DIRICHLET = replace(VGG9, name="dirichlet", local=replace(PAPER_CIFAR, steps=None, epochs=1), unit="round", alpha=0.1)
+SEEDS = replace(FEMNIST, name="seeds", seeds=10)
+DKD = replace(FEMNIST, name="dkd", distil=10, local=replace(PAPER_FEMNIST, steps=1))
+JOBS = {job.name: job for job in (FEMNIST, VGG9, MANY_SMALL, MLP, DIRICHLET, SEEDS, DKD)}
+
+# What a CPU is spared: the same clients, fewer steps or images.
+ON_CPU: dict[str, dict[str, Any]] = {
+    "femnist": {"steps": 5},
+    "vgg9": {"steps": 2},
+    "dirichlet": {"images": 4_500},
+    "seeds": {"steps": 2},
+}
+# For a smoke test: everything once, in a second.
+SMALL: dict[str, dict[str, Any]] = {
+    "femnist": {"clients": 2, "images": 140, "steps": 2},
+    "vgg9": {"clients": 2, "images": 16, "steps": 1, "batch_size": 8},
+    "many-small": {"clients": 6, "images": 90, "active": 2},
+    "mlp": {"clients": 6, "images": 90, "active": 3},
+    "dirichlet": {"clients": 2, "images": 30, "batch_size": 8},
+    "seeds": {"clients": 2, "images": 140, "steps": 2, "seeds": 2},
+    "dkd": {"clients": 2, "images": 140, "distil": 2},
+}
+
+
+def sized(*, device: torch.device, small: bool = False, steps: int | None = None) -> dict[str, Job]:
+    """The jobs in the size that suits the device; `steps` changes those that are timed by the step (J for dkd)."""
+    sizes = SMALL if small else ON_CPU if device.type == "cpu" else {}
+    return {name: _steps(_changed(job, **sizes.get(name, {})), steps) for name, job in JOBS.items()}
+
+
+def _changed(job: Job, **changes: Any) -> Job:
+    local = {name: value for name, value in changes.items() if hasattr(job.local, name)}
+    own = {name: value for name, value in changes.items() if name not in local}
+    return replace(job, local=replace(job.local, **local), **own)
+
+
+def _steps(job: Job, steps: int | None) -> Job:
+    if steps is None or job.unit == "round":
+        return job
+    return replace(job, distil=steps) if job.distil else _changed(job, steps=steps)

@@ -1,0 +1,153 @@
+"""Measures jobs: our engine and the plain loop by turns, and the figure by which each job is judged."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+
+from feddkd.bench.clock import Entrant, Timing, flops_an_example, matmul_peak, race, timed
+from feddkd.bench.drive import Drive, driven
+from feddkd.bench.jobs import Job
+from feddkd.bench.loop import Loop, recorded
+from feddkd.bench.setting import Setting
+from feddkd.data.federation import Federation
+from feddkd.errors import InputError, choices
+from feddkd.rounds import choose
+
+Entry = dict[str, Any]
+PLAIN = ("ms a step of all clients", "s a round", "plain loop / ours")  # figures that need no further measurement
+
+
+class Measured(NamedTuple):
+    """A round on our engine and in the plain loop, and what the engine says of itself."""
+
+    ours: Timing
+    plain: Timing
+    facts: Mapping[str, Any]
+
+
+@dataclass
+class Bench:
+    """Measures jobs in one setting. What one job needs to know of another is measured once."""
+
+    setting: Setting
+    jobs: Mapping[str, Job]
+    _known: dict[str, Timing] = field(default_factory=dict)
+
+    def find(self, name: str) -> Job:
+        if name not in self.jobs:
+            raise InputError(f"unknown job {name!r}; there are: {choices(self.jobs)}")
+        return self.jobs[name]
+
+    def measure(self, job: Job) -> Entry:
+        """Everything about one job."""
+        with self.setting.arithmetic():
+            federations = job.federations(self.setting.device)
+            loop = Loop.of(job, self.setting, federations)
+            with driven(job, self.setting, federations) as drive:
+                ours, plain = race(self.setting.device, self.setting.repeats, _ours(job, drive), _plain(job, loop))
+                measured = Measured(ours, plain, getattr(drive.engine, "facts", dict)())
+            self._known[job.name] = ours
+            extra = self._one_pass(job, loop) if job.distil else self._compared(job, federations)
+            return self._entry(job, measured, extra)
+
+    @cached_property
+    def peak(self) -> float:
+        return matmul_peak(self.setting)
+
+    def _alone(self, job: Job, federations: list[Federation]) -> Timing:
+        with driven(job, self.setting, federations) as drive:
+            (timing,) = race(self.setting.device, self.setting.repeats, _ours(job, drive))
+        return timing
+
+    def _one_pass(self, job: Job, loop: Loop) -> Entry:
+        """The least a DKD step can cost; on a GPU also as a CUDA graph, and that counts: launching would hide it."""
+        device, repeats = self.setting.device, self.setting.repeats
+        action = loop.passes(job.distil, job.images_read // job.distil, job.classes)
+        eager = timed(action, device, repeats).median / job.distil
+        if device.type != "cuda":
+            return {"pass_seconds": eager}
+        with torch.cuda.device(device):
+            graph = timed(recorded(action), device, repeats).median / job.distil
+        return {"pass_seconds": graph, "pass_eager_seconds": eager}
+
+    def _compared(self, job: Job, federations: list[Federation]) -> Entry:
+        """What a job is compared with beside the loop."""
+        if job.seeds > 1:
+            return {"one_seed_seconds": self._alone(job, federations[:1]).median / job.units}
+        if job.alpha is not None:
+            return {"client_steps": job.client_steps, "equal_client_step_seconds": self._client_step(self.jobs["vgg9"])}
+        return {}
+
+    def _client_step(self, job: Job) -> float:
+        if job.name not in self._known:
+            self._known[job.name] = self._alone(job, job.federations(self.setting.device))
+        return self._known[job.name].median / job.client_steps
+
+    def _entry(self, job: Job, measured: Measured, extra: Entry) -> Entry:
+        mine, plain = measured.ours.per(job.units), measured.plain.per(job.units)
+        forward, both = flops_an_example(job.network().net, job.shape)
+        rate = job.images_read / measured.ours.median
+        flops = rate * (both + forward if job.distil else both)
+        return {
+            **{f"engine_{name}": fact for name, fact in measured.facts.items()},
+            "job": job.name,
+            "engine": self.setting.engine,
+            "strategy": _strategy(measured.facts),
+            "device": self.setting.device_name,
+            "precision": self.setting.precision,
+            "unit": job.unit,
+            "seconds": mine.median,
+            "seconds_range": [mine.low, mine.high],
+            "loop_seconds": plain.median,
+            "loop_seconds_range": [plain.low, plain.high],
+            "ratio": plain.median / mine.median,
+            **extra,
+            **_figure(job, mine, plain, extra),
+            "images_per_second": rate,
+            "tflops": flops / 1e12,
+            "peak_tflops": self.peak / 1e12,
+            "peak_share": flops / self.peak,
+            "first_seconds": mine.first,
+            "repeats": mine.repeats,
+            "method": job.method,
+            "model": job.model,
+            "clients": job.clients,
+            "cohort": job.cohort,
+            "seeds": job.seeds,
+            "steps": job.units,
+            "what": job.what,
+        }
+
+
+def _ours(job: Job, drive: Drive) -> Entrant:
+    return Entrant(lambda t: drive.play(t, phase=1), before=drive.play) if job.distil else Entrant(drive.play)
+
+
+def _plain(job: Job, loop: Loop) -> Entrant:
+    if job.distil:
+        teachers = loop.teachers()
+        return Entrant(lambda t: loop.distil(teachers, job.distil))
+    return Entrant(lambda t: loop.round([choose(seed, t, job.clients, job.cohort) for seed in range(job.seeds)]))
+
+
+def _figure(job: Job, mine: Timing, plain: Timing, extra: Entry) -> Entry:
+    """The number that the table of targets asks for, and what it is."""
+    if job.distil:
+        return {"figure": mine.median / extra["pass_seconds"], "figure_of": "x one pass"}
+    if job.seeds > 1:
+        return {"figure": mine.median / extra["one_seed_seconds"], "figure_of": "x one seed"}
+    if job.alpha is not None:
+        ideal = extra["client_steps"] * extra["equal_client_step_seconds"]
+        return {"figure": mine.median / ideal, "figure_of": "x equal job"}
+    time = (1000 * mine.median, PLAIN[0]) if job.unit == "step" else (mine.median, PLAIN[1])
+    figure, of = (plain.median / mine.median, PLAIN[2]) if job.name == "mlp" else time
+    return {"figure": figure, "figure_of": of}
+
+
+def _strategy(facts: Mapping[str, Any]) -> str | None:
+    """In a word; where an engine chose several, one for each shape of work, all of them."""
+    told = facts.get("strategy")
+    return ", ".join(sorted({str(one) for one in told.values()})) if isinstance(told, Mapping) else told

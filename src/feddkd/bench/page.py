@@ -1,0 +1,72 @@
+"""What was measured, as a table for people and as a document for files."""
+
+import platform
+import subprocess
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from feddkd.bench.measure import PLAIN, Entry
+from feddkd.bench.setting import Setting
+from feddkd.version import __version__
+
+
+def document(entries: Sequence[Entry], setting: Setting, *, small: bool) -> dict[str, Any]:
+    return {
+        "jobs": list(entries),
+        "feddkd": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "commit": _git("rev-parse", "HEAD"),
+        "changed": None if (status := _git("status", "--porcelain", "--", "*.py")) is None else bool(status),
+        "device": setting.device_name,
+        "threads": torch.get_num_threads(),
+        "precision": setting.precision,
+        "repeats": setting.repeats,
+        "small": small,
+        "measured": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _git(*words: str) -> str | None:
+    """What git says of the tree this file lies in; None where it is not in one, or where there is no git."""
+    try:
+        done = subprocess.run(["git", *words], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def page(entries: Sequence[Entry], setting: Setting) -> Table:
+    """One row a job; fits a hundred columns."""
+    table = Table(
+        title=f"{setting.engine}, {setting.precision}, {setting.device_name}",
+        caption="median and range of the repeats; loop: one client after another in plain PyTorch, in the same run; "
+        "peak: of a large matrix product",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    for name in ("job", "time", "plain loop", "ratio", "images/s", "TFLOP/s\nof peak", "compared"):
+        table.add_column(name, justify="left" if name in ("job", "compared") else "right", no_wrap=True)
+    for entry in entries:
+        table.add_row(
+            "\n".join(filter(None, [entry["job"], entry["strategy"]])),
+            _time(entry["seconds"], entry["seconds_range"], entry["unit"]),
+            _time(entry["loop_seconds"], entry["loop_seconds_range"], entry["unit"]),
+            f"{entry['ratio']:.3g}",
+            f"{entry['images_per_second']:,.0f}",
+            f"{entry['tflops']:.3g}\n{entry['peak_share']:.1%}",
+            f"{entry['figure']:.3g}\n{entry['figure_of']}" if entry["figure_of"] not in PLAIN else "",
+        )
+    return table
+
+
+def _time(median: float, spread: Sequence[float], unit: str) -> str:
+    scale, name = (1000, "ms") if median < 1 else (1, "s")
+    low, high = (f"{scale * seconds:.3g}" for seconds in spread)
+    return f"{scale * median:.3g} {name}/{unit}\n{low}-{high}"

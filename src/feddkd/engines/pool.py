@@ -1,0 +1,133 @@
+"""CPU: one process a core, one thread each, images in channels_last; the engine for convolutions where there is no GPU.
+
+Workers are forked. So they know all that the engine knew at that moment without its being sent: the network, the data, the
+phases (closures, which no pickle carries) and the clients' memos. They hold nothing of their own; they stay while what they know
+is still true, and are forked anew (about 10 ms each) for a phase they have not seen or a client whose memo has changed since.
+FedAvg forks once; FedDKD twice a round: its teachers go up once and never come back.
+
+What does travel, weights down and uploads up, lies in anonymous memory files (memfd): no names in /dev/shm that could outlive
+the engine, one open file at a time, and all workers read the same pages.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from feddkd.data.federation import Federation
+from feddkd.data.transforms import Step
+from feddkd.engines import Order, Reply
+from feddkd.engines.crew import Answer, Brief, Crew, Task
+from feddkd.engines.serial import Serial, gather, retained
+from feddkd.errors import InputError
+from feddkd.method import Exchange, Phase
+from feddkd.params import stack
+
+
+@dataclass
+class Pool(Serial):
+    """A serial engine whose clients are dealt to worker processes: by default as many as this process may use cores."""
+
+    workers: int | None = None
+    _phases: list[Phase] = field(default_factory=list, init=False, repr=False)
+    # (run, client) whose memo is no longer the one that the workers know
+    _changed: set[tuple[int, int]] = field(default_factory=set, init=False, repr=False)
+    _crew: "Crew | None" = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not hasattr(os, "memfd_create"):
+            raise InputError("engine 'pool' forks its workers and shares memory files with them: it needs Linux")
+        if device := next((f.x.device for f in self.federations if f.x.device.type != "cpu"), None):
+            raise InputError(f"engine 'pool' computes on the CPU, and the data is on {device}")
+        if self.workers is not None and self.workers < 1:
+            raise InputError(f"engine 'pool' needs at least one worker, not {self.workers}")
+        if self.dtype != torch.float64:  # which is asked for to compare: there not a bit may differ from serial's
+            self.federations = [_channels_last(federation) for federation in self.federations]
+
+    def exchange(self, exchange: Exchange, orders: Sequence[Order]) -> list[Reply]:
+        tasks = self._longest_first(exchange.phase, orders)
+        try:
+            crew = self._crew_for(exchange.phase, orders, tasks)
+            brief = Brief(_position(self._phases, exchange.phase), exchange.retain, orders)
+            answers = crew.perform(brief, tasks, exchange.phase.name)
+        except BaseException:  # an interrupt too must leave no worker behind
+            self._dismiss()
+            raise
+        return [self._reply(exchange.phase, at, order, answers) for at, order in enumerate(orders)]
+
+    def close(self) -> None:
+        self._dismiss()
+        super().close()
+
+    def _longest_first(self, phase: Phase, orders: Sequence[Order]) -> list[Task]:
+        def batches(task: Task) -> int:
+            run = orders[task.order].run
+            return phase.reads.count(len(self.federations[run].indices(phase.reads.source, task.client)))
+
+        return sorted((Task(at, k) for at, order in enumerate(orders) for k in order.cohort), key=batches, reverse=True)
+
+    def _crew_for(self, phase: Phase, orders: Sequence[Order], tasks: Sequence[Task]) -> "Crew":
+        """The workers at hand, if they know phase and memos and are enough; else new ones."""
+        size = min(self.workers or _cores(), len(tasks))
+        known = _position(self._phases, phase) < len(self._phases)
+        stale = any((orders[task.order].run, task.client) in self._changed for task in tasks)
+        if self._crew is not None and known and not stale and self._crew.healthy(size):
+            return self._crew
+        size = max(size, len(self._crew.workers) if self._crew is not None else 0)
+        self._dismiss()
+        if not known:
+            self._phases.append(phase)
+        self._changed.clear()
+        self._crew = Crew(size, self._answer)
+        return self._crew
+
+    def _answer(self, brief: Brief, task: Task) -> Answer:
+        """In a worker: one client's turn."""
+        order = brief.orders[task.order]
+        memo = self.memos.get((order.run, task.client), self.first_memos[order.run])
+        upload, after = self._ask(self._phases[brief.phase], order, task.client, memo)
+        kept = retained(after, brief.retain)
+        return Answer(upload, {name: None if group is memo.get(name) else group for name, group in kept.items()})
+
+    def _reply(self, phase: Phase, at: int, order: Order, answers: dict[Task, Answer]) -> Reply:
+        """In the engine's own process, in the order of the cohort: what every client keeps, and what the server gets."""
+        for client in order.cohort:
+            self._remember(order.run, client, answers[Task(at, client)].memo)
+        federation = self.federations[order.run]
+        examples = [len(federation.indices(phase.reads.source, client)) for client in order.cohort]
+        uploads = [answers[Task(at, k)].upload for k in order.cohort]
+        stacked = {group: stack([upload[group] for upload in uploads]) for group in phase.collect}
+        return Reply(order.cohort, gather(phase.collect, stacked, examples))
+
+    def _remember(self, run: int, client: int, kept: dict[str, Any]) -> None:
+        before = self.memos.get((run, client), self.first_memos[run])
+        if set(kept) != set(before) or any(group is not None for group in kept.values()):
+            self._changed.add((run, client))
+        # copies: a view would hold on to the whole of the upload's memory
+        new = {name: {n: t.clone() for n, t in group.items()} for name, group in kept.items() if group is not None}
+        self.memos[run, client] = {name: new.get(name, before.get(name, {})) for name in kept}
+
+    def _dismiss(self) -> None:
+        crew, self._crew = self._crew, None
+        if crew is not None:
+            crew.end()
+
+
+def _channels_last(federation: Federation) -> Federation:
+    """Images in channels_last. Every layer after them follows: convolutions and pooling run about half as long again without.
+
+    Not contiguous(memory_format=...), which leaves images of one channel as they are.
+    """
+    step = Step(lambda x, key, stream: x.to(memory_format=torch.channels_last) if x.dim() == 4 else x)
+    return replace(federation, transform=replace(federation.transform, steps=(*federation.transform.steps, step)))
+
+
+def _position(phases: Sequence[Phase], phase: Phase) -> int:
+    """By identity: phases hold functions, and those are not compared."""
+    return next((at for at, known in enumerate(phases) if known is phase), len(phases))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
