@@ -25,6 +25,7 @@ WITH_EVERYTHING = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), n
         ("digit_cnn", (3, 28, 28), 10, 14_219_210),
         ("emnist_cnn", (1, 28, 28), 26, 26_962),
         ("emnist_cnn", (1, 28, 28), 25, 26_929),
+        ("small_cnn", (3, 32, 32), 10, 1_626_442),
         ("mlp(hidden='64,64')", (1, 8, 8), 10, 64 * 65 + 64 * 65 + 65 * 10),
         ("mlp(hidden='')", (5,), 2, 12),
     ],
