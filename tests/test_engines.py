@@ -1,6 +1,7 @@
 """Every engine agrees with `serial` in float64 to 1e-12 after three rounds: unequal clients, partial cohorts, partial batches."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,10 +12,11 @@ from feddkd import functional, parse
 from feddkd.data.examples import Examples
 from feddkd.data.federation import Federation, assemble
 from feddkd.data.transforms import transform
-from feddkd.engines import Engine
+from feddkd.engines import Engine, Order
 from feddkd.engines.batched import Batched
 from feddkd.engines.serial import Serial
 from feddkd.evaluate import Protocol
+from feddkd.method import Collect
 from feddkd.params import to
 from feddkd.rounds import Row, Run, play
 
@@ -96,6 +98,28 @@ def test_several_seeds_in_one_program_are_the_seeds_one_by_one(text: str, norm: 
     together, _ = run(Batched, text, norm, seeds=(0, 1, 2), strategy="vmap")
     alone = [run(Serial, text, norm, seeds=(seed,))[0][0] for seed in (0, 1, 2)]
     assert apart(together, alone) < 1e-12
+
+
+def distillations(engine: type[Any], cohorts: Sequence[tuple[int, ...]], rule: Collect) -> list[Any]:
+    """What the distillation steps of a round gather, with these clients at each step."""
+    model, method = functional(network(True)), parse("fedavg(epochs=1, batch_size=8) | dkd(steps=2, batch_size=14)")
+    state, memo = method.start(model, *model.initial(("init", 0)))
+    host: Engine = engine(model, [world(0)], [memo], torch.float64)
+    gathered = []
+    for exchange, cohort in zip(method.plan(1), ((0, 1, 2), *cohorts), strict=True):
+        phase = exchange.phase if exchange.index == 0 else replace(exchange.phase, collect={"gradient": rule})
+        order = Order(
+            0, {**state, "rates": exchange.rates(1, state["params"]["0.weight"])}, cohort, (0, 1, exchange.index, exchange.step)
+        )
+        (reply,) = host.exchange(replace(exchange, phase=phase), [order])
+        gathered.append(reply.collected)
+    return gathered[1:]
+
+
+@pytest.mark.parametrize("rule", list(Collect))
+def test_distillation_goes_on_when_a_client_falls_silent_between_its_steps(rule: Collect) -> None:
+    cohorts = [(0, 1, 2), (0, 2)]
+    assert apart(distillations(Serial, cohorts, rule), distillations(Batched, cohorts, rule)) < 1e-12
 
 
 def test_random_crops_and_flips_are_the_same_on_every_engine() -> None:

@@ -61,7 +61,7 @@ class Batched:
         self.store = Store.of(self.federations)
         self.device = self.store.x.device
         self.chooser = Chooser(self.strategy, self.device)
-        self._lessons: dict[int, list[Lesson]] = {}  # run -> this round's
+        self._lessons: dict[int, tuple[tuple[int, ...], list[Lesson]]] = {}  # run -> this round's, and for which cohort
 
     def sizes(self, run: int) -> Sequence[int]:
         return self.federations[run].sizes
@@ -137,9 +137,10 @@ class Batched:
     # --- gradients at shared weights
 
     def _differentiate(self, exchange: Exchange, client: Gradient, order: Order) -> Reply:
-        if exchange.step == 1 or order.run not in self._lessons:
-            self._lessons[order.run] = self._teach(exchange, client, order)
-        lessons, step = self._lessons[order.run], exchange.step - 1
+        kept = self._lessons.get(order.run)
+        if exchange.step == 1 or kept is None or kept[0] != order.cohort:  # somebody may have fallen silent since the first step
+            kept = self._lessons[order.run] = order.cohort, self._teach(exchange, client, order)
+        lessons, step = kept[1], exchange.step - 1
         (rule,) = exchange.phase.collect.values()
         if rule is Collect.EVERY:
             gradient = self._every(client, order, lessons, step)
@@ -196,8 +197,8 @@ class Batched:
         return loss
 
     def _teach(self, exchange: Exchange, client: Gradient, order: Order) -> list[Lesson]:
-        """The batches of all steps and what the teachers make of them. Clients with batches of other sizes have a lesson apart.
-        The batches of all steps and what the teachers make of them. Clients with batches of other sizes have a lesson apart."""
+        """The batches of all steps and what the teachers make of them; clients with batches of other sizes have a lesson apart.
+        The batches of all steps and what the teachers make of them; clients with batches of other sizes have a lesson apart."""
         lanes = self._reading_lists(exchange, order)
         sizes = [len(lane.batches[0]) for lane in lanes]
         groups = [[at for at, own in enumerate(sizes) if own == size] for size in sorted(set(sizes))]
