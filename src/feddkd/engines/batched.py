@@ -197,8 +197,7 @@ class Batched:
         return loss
 
     def _teach(self, exchange: Exchange, client: Gradient, order: Order) -> list[Lesson]:
-        """The batches of all steps and what the teachers make of them; clients with batches of other sizes have a lesson apart.
-        The batches of all steps and what the teachers make of them; clients with batches of other sizes have a lesson apart."""
+        """The batches of all steps and what the teachers make of them; batches of other sizes make a lesson of their own."""
         lanes = self._reading_lists(exchange, order)
         sizes = [len(lane.batches[0]) for lane in lanes]
         groups = [[at for at, own in enumerate(sizes) if own == size] for size in sorted(set(sizes))]
