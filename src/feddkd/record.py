@@ -1,7 +1,7 @@
 """A run on disk: a folder with a manifest, one JSON line a round, the timings and the final tensors.
 
 manifest.json      what was run: experiment, hashes of data and partition, protocol, versions, hardware
-rounds.jsonl       one line a round; depends on the experiment alone, so that two runs can be compared byte by byte
+rounds.jsonl       one line a round, without times: two runs on one engine and strategy can be compared byte by byte
 timings.jsonl      seconds of each round, which do depend on the machine
 summary.json       the numbers people quote; there once the run is finished
 final.safetensors  the final global tensors
