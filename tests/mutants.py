@@ -27,7 +27,7 @@ class Mutant(NamedTuple):
 
 MUTANTS = [
     Mutant("KL taken in the other direction", "objectives.py",
-           "softmax(teacher, -1) * log_softmax(student, -1)", "softmax(student, -1) * log_softmax(teacher, -1)"),
+           "taught = softmax(teacher / temperature, -1)", "teacher, student = student, teacher\n    taught = softmax(teacher, -1)"),
     Mutant("every client taught by the first client's model", "engines/serial.py",
            "self.memos.get((order.run, client)", "self.memos.get((order.run, order.cohort[0])"),
     Mutant("teacher normalises by the batch", "methods/dkd.py", "batch.x, mode=teacher", 'batch.x, mode="batch"'),
@@ -46,7 +46,7 @@ MUTANTS = [
            "log_softmax(output.features, -1)", "log_softmax(output.logits, -1)"),
     Mutant("FedMAX forgets the mean over activations", "objectives.py", 'size if reduction == "mean" else 1', "1"),
     Mutant("batch norm averaged under FedBN", "methods/fedbn.py",
-           "local_training(local, private=private)", "local_training(local)"),
+           "local_training(local, Variant(private=private))", "local_training(local)"),
     Mutant("private tensors not carried to the next round", "method.py",
            'frozenset({"private"}).union', "frozenset[str]().union"),
     Mutant("learning rate decays one round early", "method.py", "self.per_round ** (round - 1)", "self.per_round**round"),
@@ -58,7 +58,7 @@ MUTANTS = [
     Mutant("AMSGrad ignored", "optimisers.py", 'after["largest" if amsgrad else "second"]', 'after["second"]'),
     Mutant("last partial batch dropped", "data/batches.py", "math.ceil(examples / self.batch_size)", "max(whole, 1)"),
     Mutant("shuffled although the batch takes in everything", "data/batches.py",
-           "reads.random and examples > reads.batch_size", "reads.random", ("tests/test_simulate.py",)),
+           "reads.random and len(free) > reads.batch_size", "reads.random", ("tests/test_simulate.py",)),
     Mutant("later exchanges go to the whole cohort", "rounds.py",
            "return [reply.clients for reply in replies]", "return list(cohorts)"),
     Mutant("evaluation normalises by the test batch", "evaluate.py", 'batch.x, mode="eval"', 'batch.x, mode="batch"'),

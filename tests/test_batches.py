@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feddkd.data.batches import Reads, draw
+from feddkd.data.batches import Reads, draw, spared
 
 KEY = (0, 1, 0, 1, 3)
 SIZES = st.integers(1, 60)
@@ -53,3 +53,19 @@ def test_epochs_are_shuffled_each_in_its_own_way() -> None:
 @pytest.mark.parametrize("reads", [Reads(20), Reads(99), Reads(3, random=False), Reads(20, steps=1)])
 def test_what_is_read_whole_or_without_chance_is_read_in_stored_order(reads: Reads) -> None:
     assert np.array_equal(np.concatenate(draw(reads, 20, KEY)), np.arange(20))
+
+
+@given(st.integers(2, 60), st.integers(1, 20), st.integers(1, 9))
+def test_what_is_set_aside_is_never_read_and_is_the_same_all_round(examples: int, spare: int, step: int) -> None:
+    reads = Reads(8, steps=3, spare=spare)
+    aside = spared(reads, examples, (0, 1, 1, step, 4))
+    assert 1 <= len(aside) <= max(spare, 1)
+    assert (aside == spared(reads, examples, (0, 1, 1, 1, 4))).all()
+    read = np.concatenate(draw(reads, examples, (0, 1, 1, step, 4)))
+    assert not set(read) & set(aside)
+    assert set(read) | set(aside) <= set(range(examples))
+
+
+def test_an_only_example_is_read_and_set_aside() -> None:
+    reads = Reads(8, steps=1, spare=4)
+    assert spared(reads, 1, (0, 1, 1, 1, 0)).tolist() == [0] == draw(reads, 1, (0, 1, 1, 1, 0))[0].tolist()

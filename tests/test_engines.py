@@ -65,7 +65,7 @@ def run(
     host: Engine = engine(model, worlds, [memo for _, memo in starts], dtype, **options)
     runs = [Run(at, seed, starts[at][0], has_validation=True) for at, seed in enumerate(seeds)]
     protocol = Protocol.GLOBAL if method.private == {"none"} else Protocol.CLIENT_MEAN
-    *_, rows = play(method, host, runs, cohort=3, last=3, protocol=protocol)
+    *_, rows = play(method, model, host, runs, cohort=3, last=3, protocol=protocol)
     host.close()
     return [one.state for one in runs], rows
 

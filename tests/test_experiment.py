@@ -45,6 +45,7 @@ OTHER: list[dict[str, Any]] = [
     {"split_seed": 1},
     {"validation": 0.2},
     {"training": 0.5},
+    {"public": 0.1},
     {"transform": ""},
     {"transform": "normalise(mean=0.5, std=0.5)"},
     {"evaluation": "client_mean"},

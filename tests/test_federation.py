@@ -165,3 +165,35 @@ def test_examples_that_are_divided_already_stay_where_they_are() -> None:
 def test_examples_that_do_not_go_together_are_refused(clients: list[Examples], test: Examples, says: str) -> None:
     with pytest.raises(InputError, match=says):
         assemble(clients, test, None, transform(""))
+
+
+@pytest.mark.parametrize("partition", ["iid()", "dirichlet(alpha=1)"])
+def test_public_examples_are_nobodys_training_validation_or_test_examples(partition: str) -> None:
+    source = SOURCES.one("digits()").load(None)
+    federation, _ = divide(
+        source,
+        PARTITIONS.one(partition),
+        transform("", source.scale),
+        clients=5,
+        training=None,
+        validation=0.1,
+        key=(0,),
+        public=0.2,
+    )
+    held = [federation.public, federation.validation, federation.test, *federation.train]
+    assert len(np.unique(np.concatenate(held))) == sum(map(len, held)) == len(federation.y)
+    share = len(federation.public) / (len(federation.public) + sum(federation.sizes))
+    assert share == pytest.approx(0.2, abs=0.01)
+    assert federation.counts("train+public") == [n + len(federation.public) for n in federation.sizes]
+
+
+def test_public_examples_do_not_change_the_validation_set() -> None:
+    source = SOURCES.one("digits()").load(None)
+    plain, shared = (
+        divide(source, PARTITIONS.one("iid()"), transform(""), clients=5, training=None, validation=0.1, key=(0,), public=public)[
+            0
+        ]
+        for public in (0.0, 0.1)
+    )
+    assert (plain.validation == shared.validation).all()
+    assert not len(plain.public)

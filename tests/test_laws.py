@@ -171,7 +171,7 @@ def watched(method: Method, rounds: int = 1, cohort: int = 3, **options: Any) ->
     state, memo = method.start(model, *model.split(NET.state_dict()))
     engine = Watched(model, [federation(DATA)], [memo], torch.float64, **options)
     one = Run(0, 3, state, has_validation=False)
-    for _ in play(method, engine, [one], cohort=cohort, last=rounds, protocol=Protocol.GLOBAL):
+    for _ in play(method, model, engine, [one], cohort=cohort, last=rounds, protocol=Protocol.GLOBAL):
         pass
     return engine, one
 
@@ -230,7 +230,7 @@ def test_runs_in_lock_step_are_the_runs_one_by_one() -> None:
     def end(which: Sequence[int]) -> list[Tensor]:
         engine = Serial(model, [worlds[i] for i in which], [starts[i][1] for i in which], torch.float64)
         runs = [Run(at, i, starts[i][0], has_validation=False) for at, i in enumerate(which)]
-        for _ in play(method, engine, runs, cohort=2, last=2, protocol=Protocol.GLOBAL):
+        for _ in play(method, model, engine, runs, cohort=2, last=2, protocol=Protocol.GLOBAL):
             pass
         return [one.state["params"]["0.weight"] for one in runs]
 

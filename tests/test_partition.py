@@ -242,7 +242,7 @@ def test_an_impossible_request_ends_with_a_reason(text: str, data: Table, client
 
 
 def test_a_ratio_without_fedgen_is_refused_not_ignored() -> None:
-    with pytest.raises(InputError, match="ratio belongs to form='fedgen'"):
+    with pytest.raises(InputError, match="ratio does not go with form='plain', only with form='fedgen'"):
         PARTITIONS.one("dirichlet(ratio=0.5)")
 
 

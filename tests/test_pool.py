@@ -68,12 +68,13 @@ def played(
 ) -> End:
     """Some rounds on an engine: what the server and the clients hold in the end, and the rows."""
     model = functional(network(norm))
-    starts = [method.start(model, *(_as(group, dtype) for group in model.initial(("init", seed)))) for seed in seeds]
+    initial = [model.initial(("init", seed)) for seed in seeds]
+    starts = [method.start(model, _as(params, dtype), _as(buffers, dtype)) for params, buffers in initial]
     engine = make(model, [federation(images(seed, dtype)) for seed in seeds], [memo for _, memo in starts], dtype)
     runs = [Run(at, seed, starts[at][0], has_validation=False) for at, seed in enumerate(seeds)]
     protocol = fitting_protocol(method, own_tests=False)
     try:
-        rows = list(play(method, engine, runs, cohort=cohort, last=rounds, protocol=protocol))
+        rows = list(play(method, model, engine, runs, cohort=cohort, last=rounds, protocol=protocol))
         return End([run.state for run in runs], rows, dict(engine.memos))
     finally:
         engine.close()

@@ -32,7 +32,7 @@ def distilled(method: Method, model: Model, teachers: list[Weights], start: Weig
         rates = exchange.rates(1, next(iter(start.values())))
         order = Order(0, {**state, "rates": rates}, tuple(range(len(data))), (0, 1, 1, exchange.step))
         (reply,) = engine.exchange(exchange, [order])
-        state = exchange.phase.server(state, reply.collected, rates)
+        state = exchange.phase.server(model, state, reply.collected, rates)
     return dict(state["params"])
 
 

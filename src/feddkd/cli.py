@@ -102,7 +102,8 @@ def run(
     - model = "mlp(hidden='64')", or femnist_cnn, vgg9, digit_cnn, emnist_cnn, small_cnn
     - clients = 10; cohort = 1.0, the share of them active in a round, or their number; rounds = 10
     - seed = 0 decides everything random; split_seed, if given, validation set and partition in its place
-    - validation = 0.1, training = all the rest: shares of the training set, class by class
+    - validation = 0.1, training = all the rest: shares of the training set, class by class; public = 0: a share of the
+      clients' part that the server holds for everybody to see, for methods that use such data
     - transform: in place of the one that goes with the data, as in "pad(pixels=2) | normalise(mean=0.5, std=0.5)"
     - evaluation = "auto", or global, client_mean, client_pooled; dtype = "float32", or float64
     - target: a test accuracy whose price is reported; name: a label for tables

@@ -19,7 +19,7 @@ class Costs:
     bytes_down: int = 0
 
     def after(self, phase: Phase, order: Order, reply: Reply, sizes: list[int]) -> "Costs":
-        """The costs with one more exchange added; `sizes` are the n_k of the clients that answered."""
+        """The costs with one more exchange added; `sizes` are the numbers of examples that those who answered read from."""
         return Costs(
             self.communications + 1,
             self.local_steps + sum(phase.reads.count(n) for n in sizes) / len(sizes),
@@ -31,4 +31,5 @@ class Costs:
 def _uploaded(phase: Phase, reply: Reply) -> int:
     """A mean has the shape of one upload; what is stacked holds them all."""
     weights = {group: 1 if rule is Collect.EVERY else len(reply.clients) for group, rule in phase.collect.items()}
+    weights |= {name: 1 for name, group in phase.every.items() if group not in phase.collect}  # else it was counted just now
     return sum(weight * bytes_of({group: reply.collected[group]}) for group, weight in weights.items())

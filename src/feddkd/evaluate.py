@@ -83,10 +83,10 @@ def _phase(source: Source) -> Phase:
     return Phase(
         name=f"evaluate on {source}",
         client=Fold(_start, _step, _finish),
-        server=lambda state, collected, rates: state,
+        server=lambda model, state, collected, rates: state,
         reads=Reads(batch_size=1000, source=source, random=False),
         collect={"tally": Collect.EVERY},
     )
 
 
-PHASES: dict[Source, Phase] = {"train": _phase("train"), "validation": _phase("validation"), "test": _phase("test")}
+PHASES: dict[Source, Phase] = {"validation": _phase("validation"), "test": _phase("test")}

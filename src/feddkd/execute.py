@@ -48,6 +48,7 @@ def prepare(experiment: Experiment, folder: Path | None) -> Prepared:
         training=experiment.training,
         validation=experiment.validation,
         key=(experiment.seed if experiment.split_seed is None else experiment.split_seed,),
+        public=experiment.public,
     )
     return Prepared(data, split, federation, functional(experiment.architecture.build(federation.shape, data.classes)))
 

@@ -42,6 +42,7 @@ class Experiment:
     seed: Whole = 0  # decides initial weights, split, cohorts and batches
     split_seed: Whole | None = None  # decides validation set and partition in place of `seed`, to share them between seeds
     validation: Fraction = 0.1  # share of the training set held out, class by class
+    public: Fraction = 0.0  # share of the clients' part that the server holds instead, for methods that use public data
     training: Share | None = None  # share of the training set given to the clients; all the rest unless said
     transform: str | None = None  # in place of the one that goes with the data
     evaluation: Literal["auto", "global", "client_mean", "client_pooled"] = "auto"
@@ -99,6 +100,7 @@ class Experiment:
             "split_seed": self.seed if self.split_seed is None else self.split_seed,
             "validation": self.validation,
             "training": round(1 - self.validation, 12) if self.training is None else self.training,
+            "public": self.public,
             "transform": transform(self.transform_text).canonical,
             "evaluation": self.protocol.name.lower(),
             "dtype": self.dtype,

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from feddkd.data.batches import Reads
 from feddkd.errors import InputError
+from feddkd.keys import Key
 from feddkd.models import Model
 from feddkd.params import Groups, Tensors, only, without
 from feddkd.spelling import Spelled
@@ -43,6 +44,10 @@ class Fold:
     finish: Callable[[Model, Groups, Groups, Groups], tuple[Groups, Groups]]  # (model, sent, carry, memo) -> (upload, memo)
 
 
+Targets = Callable[[Model, Groups, Batch], Tensor]  # (model, memo, batch) -> targets, held constant
+Loss = Callable[[Model, Tensors, Groups, Groups, Batch, Tensor], Tensor]  # (model, w, sent, memo, batch, targets) -> loss
+
+
 @dataclass(frozen=True)
 class Gradient:
     """The client differentiates a loss at the shared weights sent["params"] and uploads the gradient.
@@ -50,8 +55,11 @@ class Gradient:
     `targets` must not depend on what is sent: an engine may compute the targets of all J steps at once.
     """
 
-    targets: Callable[[Model, Groups, Batch], Tensor]  # (model, memo, batch) -> targets, held constant
-    loss: Callable[[Model, Tensors, Groups, Groups, Batch, Tensor], Tensor]  # (model, w, sent, memo, batch, targets) -> loss
+    targets: Targets
+    loss: Loss
+    probe: bool = (
+        False  # upload too, as upload["probe"], the loss at the shared weights on the examples that reads.spare sets aside
+    )
 
 
 class Collect(Enum):
@@ -65,16 +73,23 @@ class Collect(Enum):
 # --- what changes with the round
 
 
+Schedule = Callable[[int, int], float]  # (round t = 1, 2, ..., repetition j = 1, 2, ... of the phase) -> value
+
+
 @dataclass(frozen=True)
 class Rate:
-    """initial * per_round^(t-1) * per_step^(j-1), for round t = 1, 2, ... and repetition j = 1, 2, ... of the phase."""
+    """initial * per_round^(t-1) * per_step^(j-1), at least `least`; nothing in the first `after` rounds."""
 
     initial: float
     per_round: float = 1.0
     per_step: float = 1.0
+    after: int = 0
+    least: float = 0.0
 
     def __call__(self, round: int, step: int) -> float:
-        return self.initial * self.per_round ** (round - 1) * self.per_step ** (step - 1)
+        if round <= self.after:
+            return 0.0
+        return max(self.least, self.initial * self.per_round ** (round - 1) * self.per_step ** (step - 1))
 
 
 @dataclass(frozen=True)
@@ -90,24 +105,44 @@ class Repeat:
 
 # --- exchanges, phases, methods
 
-ServerFn = Callable[[Groups, Groups, Tensors], Groups]  # (state, collected, rates) -> state
+# (model, state, collected, rates) -> state. The server also finds state["start"], the weights the round began with, and
+# rates["share"], the share of all clients that answered.
+ServerFn = Callable[[Model, Groups, Groups, Tensors], Groups]
+
+
+class World(NamedTuple):
+    """What a method may know of a run before it begins."""
+
+    key: Key = ("start",)  # for random draws
+    clients: int = 1
+    classes: int = 2
+    public: int = 0  # examples that the server holds and everybody may see
+
+
+NOWHERE, NOTHING = World(), Reads(1, source="none")
 
 
 @dataclass(frozen=True)
 class Phase:
-    """One kind of exchange."""
+    """One kind of exchange. Without a client half it is the server's own business and nothing is exchanged."""
 
     name: str
-    client: Fold | Gradient
+    client: Fold | Gradient | None
     server: ServerFn
-    reads: Reads
-    collect: Mapping[str, Collect]  # upload group -> how it is gathered
+    reads: Reads = NOTHING
+    collect: Mapping[str, Collect] = field(default_factory=dict)  # upload group -> how it is gathered
+    every: Mapping[str, str] = field(default_factory=dict)  # name -> upload group that the server wants client by client as well
     sends: tuple[str, ...] = ("params", "buffers")  # groups of the server's state
-    rates: Mapping[str, Rate] = field(default_factory=dict)  # arrive with what is sent, as sent["rates"], and at the server
+    rates: Mapping[str, Schedule] = field(default_factory=dict)  # arrive with what is sent, as sent["rates"], and at the server
     repeat: Repeat = Repeat()
+    over: Callable[[Groups], Tensor] | None = None  # of the server's state, after a repetition: whether to leave out the rest
+    at: Literal["clients", "server"] = "clients"  # the server may work through examples of its own as if it were a client
+    refines: bool = False  # betters a shared model that stands already, so what stood before is judged too
     needs: frozenset[str] = frozenset()  # memo groups that an earlier phase of the round must have left
     leaves: frozenset[str] = frozenset()  # memo groups that this phase leaves with the client for later phases
     keeps: frozenset[str] = frozenset()  # memo groups that stay with the client from round to round
+    opens: Callable[[Model, Groups, World], Groups] | None = None  # (model, state, world) -> groups the state begins with besides
+    brings: Callable[[Model, Groups, World], Groups] | None = None  # likewise -> memo groups every client begins with
 
 
 @dataclass(frozen=True)
@@ -130,8 +165,8 @@ class Exchange:
         }
 
 
-# Which tensors never leave their client: none; batch norm's running statistics; batch-norm layers whole.
-Private = Literal["none", "statistics", "norm"]
+# Which tensors never leave their client: none; batch norm's running statistics; batch-norm layers whole; the whole model.
+Private = Literal["none", "statistics", "norm", "model"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,22 +193,34 @@ class Method(Spelled):
                     f"phase {phase.name!r} needs {', '.join(sorted(missing))!r} with the client, and no phase before it leaves "
                     f"that there: put a method that trains locally first, as in fedavg() | {self}"
                 )
+            if phase.refines and "model" in self.private:
+                raise InputError(f"phase {phase.name!r} teaches a shared model, and in {self} whole models stay with the clients")
             left |= phase.leaves | phase.keeps
 
     def private_names(self, model: Model) -> frozenset[str]:
-        names = {"none": frozenset[str](), "statistics": model.buffer_names & model.norm_names, "norm": model.norm_names}
+        names = {
+            "none": frozenset[str](),
+            "statistics": model.buffer_names & model.norm_names,
+            "norm": model.norm_names,
+            "model": model.param_names | model.buffer_names,
+        }
         return frozenset().union(*(names[kind] for kind in self.private))
 
-    def start(self, model: Model, params: Tensors, buffers: Tensors) -> tuple[Groups, Groups]:
+    def start(self, model: Model, params: Tensors, buffers: Tensors, world: World = NOWHERE) -> tuple[Groups, Groups]:
         """An initial model as the server's state and the memo every client begins with (its private tensors)."""
         private = self.private_names(model)
-        state = {"params": without(params, private), "buffers": without(buffers, private)}
-        return state, {"private": only({**params, **buffers}, private)} if private else {}
+        state: Groups = {"params": without(params, private), "buffers": without(buffers, private)}
+        memo: Groups = {"private": only({**params, **buffers}, private)} if private else {}
+        for number, phase in enumerate(self.phases):
+            here = world._replace(key=(*world.key, number))
+            memo = {**memo, **(phase.brings(model, state, here) if phase.brings else {})}
+            state = {**state, **(phase.opens(model, state, here) if phase.opens else {})}
+        return state, memo
 
-    def plan(self, round: int) -> list[Exchange]:
-        """The exchanges of a round, in order."""
+    def plan(self, round: int, wanted: frozenset[str] = frozenset()) -> list[Exchange]:
+        """The exchanges of a round, in order. Memo groups in `wanted` stay with the clients to its end."""
         turns = [(i, j, n) for i, p in enumerate(self.phases) for n in [p.repeat(round)] for j in range(1, n + 1)]
-        forever = frozenset({"private"}).union(*(phase.keeps for phase in self.phases))
+        forever = frozenset({"private"}).union(wanted, *(phase.keeps for phase in self.phases))
         needed_later = [forever.union(*(self.phases[i].needs for i, _, _ in turns[at + 1 :])) for at in range(len(turns))]
         return [Exchange(self.phases[i], i, j, n, keep) for (i, j, n), keep in zip(turns, needed_later, strict=True)]
 

@@ -16,7 +16,8 @@ from feddkd.method import Batch
 from feddkd.models import Model, Output
 from feddkd.params import Groups, Tensors
 
-Term = Callable[[Model, Tensors, Groups, Output, Batch], Tensor]  # (model, w, sent, output at w, batch) -> scalar
+Term = Callable[[Model, Tensors, Groups, Groups, Output, Batch], Tensor]  # (model, w, sent, carry, output at w, batch) -> scalar
+Divergence = Callable[[Tensor, Tensor, Batch], Tensor]  # (teacher's logits, student's logits, batch) -> scalar
 
 
 def mean(per_example: Tensor, batch: Batch) -> Tensor:
@@ -28,15 +29,27 @@ def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
     return mean(torch_cross_entropy(logits, batch.y, reduction="none"), batch)
 
 
-def distillation(teacher: Tensor, student: Tensor, batch: Batch) -> Tensor:
-    """1/B sum_i CE(softmax(teacher_i), student_i): the gradient in the student is that of KL(teacher || student)."""
-    return mean(-(softmax(teacher, -1) * log_softmax(student, -1)).sum(-1), batch)
+def distillation(teacher: Tensor, student: Tensor, batch: Batch, temperature: float = 1.0) -> Tensor:
+    """T^2/B sum_i CE(softmax(teacher_i / T), student_i / T): the gradient in the student is that of KL(teacher || student)."""
+    taught = softmax(teacher / temperature, -1)
+    return temperature**2 * mean(-(taught * log_softmax(student / temperature, -1)).sum(-1), batch)
+
+
+def reverse_distillation(teacher: Tensor, student: Tensor, batch: Batch, temperature: float = 1.0) -> Tensor:
+    """T^2/B sum_i KL(softmax(student_i / T) || softmax(teacher_i / T))"""
+    log_p = log_softmax(student / temperature, -1)
+    return temperature**2 * mean((log_p.exp() * (log_p - log_softmax(teacher / temperature, -1))).sum(-1), batch)
+
+
+def squared_distance(teacher: Tensor, student: Tensor, batch: Batch) -> Tensor:
+    """1/B sum_i |teacher_i - student_i|^2, on logits: the divergence of the paper's Corollary 1"""
+    return mean(((student - teacher) ** 2).sum(-1), batch)
 
 
 def proximal(mu: float, form: Literal["sum", "mean"]) -> Term:
     """mu/2 |w - w_t|^2 over the tensors that were sent; "mean" takes each tensor's mean square in place of its sum."""
 
-    def term(model: Model, w: Tensors, sent: Groups, output: Output, batch: Batch) -> Tensor:
+    def term(model: Model, w: Tensors, sent: Groups, carry: Groups, output: Output, batch: Batch) -> Tensor:
         squares = [(w[name] - start) ** 2 for name, start in sent["params"].items()]
         total = sum((square.sum() if form == "sum" else square.mean() for square in squares), output.logits.new_zeros(()))
         return mu / 2 * total
@@ -48,7 +61,7 @@ def activation_entropy(beta: float, reduction: Literal["mean", "batchmean"], rev
     """beta * KL(U || p), p = softmax(features), averaged over the batch, and for "mean" also over the D features; reverse: KL(p
     || U)."""
 
-    def term(model: Model, w: Tensors, sent: Groups, output: Output, batch: Batch) -> Tensor:
+    def term(model: Model, w: Tensors, sent: Groups, carry: Groups, output: Output, batch: Batch) -> Tensor:
         if model.head is None:
             raise InputError("fedmax reads the input of the last linear layer, and this network has no linear layer")
         log_p = log_softmax(output.features, -1)

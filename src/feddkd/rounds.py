@@ -7,12 +7,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from feddkd.costs import Costs
+from feddkd.data.federation import SERVER
 from feddkd.engines import Engine, Order, Reply
 from feddkd.errors import NobodyAnsweredError
 from feddkd.evaluate import Measured, Protocol, measure
 from feddkd.keys import generator
 from feddkd.method import Exchange, Method
+from feddkd.models import Model
 from feddkd.params import Groups
 
 Row = dict[str, Any]
@@ -28,19 +33,26 @@ class Run:
     has_validation: bool
     costs: Costs = field(default_factory=Costs)
 
+    @property
+    def like(self) -> Tensor:
+        """A tensor of the run's own type, on its device."""
+        every = (tensor for group in self.state.values() for tensor in group.values() if tensor.is_floating_point())
+        return next(every, torch.zeros(()))
+
 
 def play(
-    method: Method, engine: Engine, runs: Sequence[Run], *, cohort: int, last: int, protocol: Protocol
+    method: Method, model: Model, engine: Engine, runs: Sequence[Run], *, cohort: int, last: int, protocol: Protocol
 ) -> Iterator[list[Row]]:
     """Yield one row a run, round after round; the runs' states and costs go along."""
     for t in range(1, last + 1):
         cohorts = [choose(run.seed, t, len(engine.sizes(run.index)), cohort) for run in runs]
         rows: list[Row] = [{"round": t, "clients": list(cohort)} for cohort in cohorts]
-        plan = method.plan(t)
-        for at, exchange in enumerate(plan):
-            cohorts = _exchange(engine, exchange, runs, cohorts, t)
-            if exchange.index == 0 and any(later.index > 0 for later in plan[at + 1 : at + 2]):
+        for run in runs:
+            run.state = {**run.state, "start": run.state["params"]}
+        for exchange in method.plan(t):
+            if exchange.phase.refines and exchange.step == 1:
                 _judge(engine, runs, rows, protocol, prefix="average_")
+            cohorts = _turn(model, engine, exchange, runs, cohorts, t)
         _judge(engine, runs, rows, protocol)
         yield [{**row, **asdict(run.costs)} for row, run in zip(rows, runs, strict=True)]
 
@@ -51,31 +63,48 @@ def choose(seed: int, t: int, clients: int, cohort: int) -> tuple[int, ...]:
     return tuple(sorted(int(client) for client in drawn))
 
 
-def _exchange(
-    engine: Engine, exchange: Exchange, runs: Sequence[Run], cohorts: Sequence[tuple[int, ...]], t: int
+def _turn(
+    model: Model, engine: Engine, exchange: Exchange, runs: Sequence[Run], cohorts: Sequence[tuple[int, ...]], t: int
 ) -> list[tuple[int, ...]]:
-    """One exchange for all runs: their states move on; returns who answered, to whom the round's later exchanges go."""
+    """One exchange for all runs that want it; returns who is left for the round's later exchanges."""
+    over = exchange.phase.over
+    at_it = [n for n, run in enumerate(runs) if over is None or exchange.step == 1 or not over(run.state)]
+    after = list(cohorts)
+    if at_it:
+        answered = _exchange(model, engine, exchange, [runs[n] for n in at_it], [cohorts[n] for n in at_it], t)
+        for n, clients in zip(at_it, answered, strict=True):
+            after[n] = clients
+    return after
+
+
+def _exchange(
+    model: Model, engine: Engine, exchange: Exchange, runs: Sequence[Run], cohorts: Sequence[tuple[int, ...]], t: int
+) -> Sequence[tuple[int, ...]]:
+    """One exchange: the runs' states move on; returns who answered, or the same cohorts where no client was asked."""
     phase = exchange.phase
-    rates = [exchange.rates(t, next(iter(run.state["params"].values()))) for run in runs]
+    asked = cohorts if phase.at == "clients" else [(SERVER,)] * len(runs)
+    rates = [exchange.rates(t, run.like) for run in runs]
     orders = [
         Order(run.index, {**{name: run.state[name] for name in phase.sends}, "rates": rate}, cohort,
               (run.seed, t, exchange.index, exchange.step))
-        for run, rate, cohort in zip(runs, rates, cohorts, strict=True)
+        for run, rate, cohort in zip(runs, rates, asked, strict=True)
     ]  # fmt: skip
-    replies = engine.exchange(exchange, orders)
+    replies = [Reply(cohort, {}) for cohort in asked] if phase.client is None else engine.exchange(exchange, orders)
     for run, order, reply, rate in zip(runs, orders, replies, rates, strict=True):
-        _take(engine, exchange, run, order, reply, t)
-        run.state = phase.server(run.state, reply.collected, rate)
-    return [reply.clients for reply in replies]
+        _check_answered(exchange, run, reply, t)
+        sizes = engine.sizes(run.index, phase.reads.source)
+        if phase.client is not None and phase.at == "clients":
+            run.costs = run.costs.after(phase, order, reply, [sizes[client] for client in reply.clients])
+        share = run.like.new_tensor(len(reply.clients) / len(sizes))
+        run.state = phase.server(model, run.state, reply.collected, {**rate, "share": share})
+    return [reply.clients for reply in replies] if phase.at == "clients" else cohorts
 
 
-def _take(engine: Engine, exchange: Exchange, run: Run, order: Order, reply: Reply, t: int) -> None:
+def _check_answered(exchange: Exchange, run: Run, reply: Reply, t: int) -> None:
     if not reply.clients:
         raise NobodyAnsweredError(
             f"nobody answered phase {exchange.phase.name!r}, step {exchange.step}, in round {t} (seed {run.seed})"
         )
-    sizes = engine.sizes(run.index)
-    run.costs = run.costs.after(exchange.phase, order, reply, [sizes[client] for client in reply.clients])
 
 
 def _judge(engine: Engine, runs: Sequence[Run], rows: Sequence[Row], protocol: Protocol, prefix: str = "") -> None:

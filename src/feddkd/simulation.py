@@ -22,7 +22,7 @@ from feddkd.engines.pool import Pool
 from feddkd.engines.serial import Serial
 from feddkd.errors import InputError, choices
 from feddkd.evaluate import Protocol, fitting_protocol
-from feddkd.method import Method
+from feddkd.method import Method, World
 from feddkd.methods import parse
 from feddkd.models import Model, functional
 from feddkd.params import Groups, Tensors, to
@@ -52,6 +52,7 @@ def simulate(
     test: Any,
     method: str | Method,
     validation: Any = None,
+    public: Any = None,
     rounds: int = 1,
     cohort: int | float = 1.0,
     seed: int = 0,
@@ -64,13 +65,14 @@ def simulate(
 
     `cohort` is a fraction of the clients (0.5) or a number of them (10). `initial` is a state dict to start from; without it the
     seed draws fresh weights by the layers' own `reset_parameters`, whatever the module's weights are now. `dtype` is that of the
-    weights unless said.
+    weights unless said. `public` is what the server holds for everybody to see, for the methods that need such data.
     """
     federation = assemble(
         [_examples(client, f"client {k}") for k, client in enumerate(clients)],
         _examples(test, "test"),
         None if validation is None else _examples(validation, "validation"),
         transform(""),
+        None if public is None else _examples(public, "public"),
     )
     network, chosen, seed = _network(model), _method(method), checked(seed, Whole, "seed")
     start = network.initial(("init", seed)) if initial is None else network.split(initial)
@@ -110,13 +112,15 @@ def simulate_runs(
     for index, (federation, start, seed) in enumerate(zip(federations, starts, seeds, strict=True)):
         params, buffers = (to(group, place, dtype) for group in start)
         _check_fit(model, params, buffers, federation, dtype)
-        state, memo = method.start(model, params, buffers)
+        _check_public(method, federation)
+        world = World(("method", seed), len(federation.train), federation.classes, len(federation.public))
+        state, memo = method.start(model, params, buffers, world)
         runs.append(Run(index, seed, state, has_validation=len(federation.validation) > 0))
         memos.append(memo)
     host = open_engine(engine, model, federations, memos, dtype, options or {})
     size = cohort_size(cohort, len(federations[0].train))
     try:
-        for rows in play(method, host, runs, cohort=size, last=rounds, protocol=protocol):
+        for rows in play(method, model, host, runs, cohort=size, last=rounds, protocol=protocol):
             on_round(rows)
         facts: dict[str, Any] = getattr(host, "facts", dict)()
     finally:
@@ -178,6 +182,14 @@ def _check_fit(model: Model, params: Tensors, buffers: Tensors, federation: Fede
         raise InputError(f"the network cannot read examples of shape {federation.shape}: {error}") from error
     if len(outputs) != 1 or outputs[0] < federation.classes:
         raise InputError(f"labels go up to {federation.classes - 1}, and the network's outputs for an example are {outputs}")
+
+
+def _check_public(method: Method, federation: Federation) -> None:
+    reading = [phase for phase in method.phases if "public" in phase.reads.source]
+    if reading and not len(federation.public):
+        raise InputError(
+            f"{method} reads public data, and there is none: set a part aside by public = 0.05, say, or give public=..."
+        )
 
 
 def _examples(given: Any, whose: str) -> Examples:

@@ -225,6 +225,8 @@ def _checked_union(value: Any, members: tuple[Any, ...], where: str) -> Any:
     if value is None and type(None) in members:
         return None
     concrete = [member for member in members if member is not type(None)]
+    if any(typing.get_origin(member) is Literal and value in typing.get_args(member) for member in concrete):
+        return value
     fits = [m for m in concrete if type(value) is _plain(m)] or [m for m in concrete if _plain(m) is float and type(value) is int]
     if not fits and len(concrete) > 1:
         raise InputError(f"{where} must be {' or '.join(_describe(_plain(m)) for m in concrete)}, not {value!r}")
@@ -236,6 +238,8 @@ def _plain(annotation: Any) -> Any:
 
 
 def _describe(annotation: Any) -> str:
+    if typing.get_origin(annotation) is Literal:
+        return " or ".join(map(repr, typing.get_args(annotation)))
     words = {int: "a whole number", float: "a number", bool: "True or False", str: "a text"}
     return words.get(annotation, str(annotation))
 

@@ -13,6 +13,7 @@ from feddkd.data.federation import Federation
 from feddkd.engines import Engine, Order
 from feddkd.method import Exchange, Method
 from feddkd.methods import parse
+from feddkd.models import Model
 from feddkd.params import Groups, to
 from feddkd.rounds import choose
 from feddkd.simulation import find_engine
@@ -22,6 +23,7 @@ from feddkd.simulation import find_engine
 class Drive:
     """Every round starts from the same weights, so that no repeat wanders off; batches are those of the round."""
 
+    model: Model
     method: Method
     engine: Engine
     starts: list[Groups]  # one for each run; the run's number is its seed
@@ -52,7 +54,7 @@ class Drive:
         ]
         replies = self.engine.exchange(exchange, orders)
         together = zip(self.states, replies, rates, strict=True)
-        self.states = [phase.server(state, reply.collected, rate) for state, reply, rate in together]
+        self.states = [phase.server(self.model, state, reply.collected, rate) for state, reply, rate in together]
 
 
 @contextmanager
@@ -67,7 +69,7 @@ def driven(job: Job, setting: Setting, federations: list[Federation]) -> Iterato
         memos.append(memo)
     engine = find_engine(setting.engine)(model, federations, memos, setting.dtype, **setting.options)
     try:
-        yield Drive(method, engine, starts, job.cohort)
+        yield Drive(model, method, engine, starts, job.cohort)
     finally:
         engine.close()
         del engine

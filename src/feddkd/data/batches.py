@@ -10,7 +10,8 @@ import numpy.typing as npt
 from feddkd.keys import Key, generator
 
 Indices = npt.NDArray[np.int64]
-Source = Literal["train", "validation", "test"]
+# public: what the server holds and everybody may see. none: nothing; a step then finds one example that means nothing.
+Source = Literal["train", "validation", "test", "public", "train+public", "none"]
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Reads:
     source: Source = "train"
     random: bool = True  # shuffled, and augmented where the transform says so; else in stored order and as in testing
     drop_last: bool = False  # leave out an epoch's partial batch, unless it is the only one
+    spare: int = 0  # so many examples, others in every round, are set aside and not read
 
     def batches_an_epoch(self, examples: int) -> int:
         whole = examples // self.batch_size
@@ -34,16 +36,29 @@ class Reads:
 
 
 def draw(reads: Reads, examples: int, key: Key) -> list[Indices]:
-    """The positions of each mini-batch, in reading order.
+    """The positions of each mini-batch, in reading order. The key ends in (..., step, client).
 
     A batch that takes in everything is read in stored order: nothing random is left in it, not even the order of a sum.
     """
-    shuffle = reads.random and examples > reads.batch_size
+    free = np.arange(examples)
+    if reads.spare and examples > 1:
+        free = np.setdiff1d(free, spared(reads, examples, key))
+    shuffle = reads.random and len(free) > reads.batch_size
     random = generator(("batches", *key)) if shuffle else None
-    wanted, per_epoch = reads.count(examples), reads.batches_an_epoch(examples)
+    wanted, per_epoch = reads.count(len(free)), reads.batches_an_epoch(len(free))
     batches: list[Indices] = []
     while len(batches) < wanted:
-        order = np.arange(examples) if random is None else random.permutation(examples)
+        order = free if random is None else free[random.permutation(len(free))]
         size = reads.batch_size
         batches += [order[i * size : (i + 1) * size] for i in range(min(per_epoch, wanted - len(batches)))]
     return batches
+
+
+def spared(reads: Reads, examples: int, key: Key) -> Indices:
+    """The positions set aside, in stored order: the same at every step of a round, and at most half of all there are.
+
+    An only example is read and set aside at once.
+    """
+    *path, _, client = key
+    count = max(min(reads.spare, examples // 2), 1)
+    return np.sort(generator(("spare", *path, client)).permutation(examples)[:count])

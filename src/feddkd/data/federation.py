@@ -1,7 +1,7 @@
 """Data divided among clients, and what the server holds to judge by: the one place that knows which example is whose."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ class Federation:
     own_test: tuple[Indices, ...] | None  # where each client is tested on examples of its own
     validation: Indices
     test: Indices
+    public: Indices = field(default_factory=lambda: np.arange(0))  # held by the server, to be seen by everybody; labels unused
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -39,12 +40,17 @@ class Federation:
     def sizes(self) -> list[int]:
         return [len(indices) for indices in self.train]
 
+    def counts(self, source: Source) -> list[int]:
+        return [len(self.indices(source, client)) for client in range(len(self.train))]
+
     def indices(self, source: Source, client: int) -> Indices:
         """Where a client's (or the server's) examples stand in the store."""
         if source == "train":
             return self.train[client]
-        if source == "validation":
-            return self.validation
+        if source == "train+public":
+            return np.concatenate([self.train[client], self.public])
+        if source in ("validation", "public", "none"):
+            return {"validation": self.validation, "public": self.public, "none": np.arange(1)}[source]
         return self.test if client == SERVER or self.own_test is None else self.own_test[client]
 
     def to(self, device: torch.device) -> "Federation":
@@ -52,19 +58,33 @@ class Federation:
 
 
 def divide(
-    data: Data, partition: Partition, transform: Transform, *, clients: int, training: float | None, validation: float, key: Key
+    data: Data,
+    partition: Partition,
+    transform: Transform,
+    *,
+    clients: int,
+    training: float | None,
+    validation: float,
+    key: Key,
+    public: float = 0.0,
 ) -> tuple[Federation, Split]:
-    """Set a class-stratified validation part aside, then divide the training part among the clients.
+    """Set a class-stratified validation part aside, and a public one, then divide the training part among the clients.
 
-    A fixed partition comes first, whatever the key, and the validation part is drawn from what it leaves. The split returned
-    counts through the whole training set.
+    A fixed partition comes first, whatever the key, and the others are drawn from what it leaves. The split returned counts
+    through the whole training set.
     """
     labels = data.train.y.numpy()
     if partition.fixed:
         split = partition(_table(data, np.arange(len(labels))), clients, key)
-        held_out, _ = stratified(labels, validation, 0.0, key, taken=np.concatenate(split.train))
+        taken = np.concatenate(split.train)
+        held_out, _ = stratified(labels, validation, 0.0, key, taken=taken)
+        common, _ = stratified(labels, public, 0.0, ("public", *key), taken=np.concatenate([taken, held_out]))
     else:
         held_out, kept = stratified(labels, validation, 1.0 - validation if training is None else training, key)
+        common = kept[:0]
+        if public:
+            first, rest = stratified(labels[kept], public, 1.0 - public, ("public", *key))
+            common, kept = kept[first], kept[rest]
         drawn = partition(_table(data, kept), clients, ("partition", *key))
         split = replace(drawn, train=tuple(kept[indices] for indices in drawn.train))
     offset = len(data.train)
@@ -77,6 +97,7 @@ def divide(
         own_test=None if split.test is None else tuple(indices + offset for indices in split.test),
         validation=held_out,
         test=np.arange(len(data.test)) + offset,
+        public=common,
     )
     return federation, split
 
@@ -126,11 +147,17 @@ def stratified(
     return np.sort(np.concatenate(parts[0])), np.sort(np.concatenate(parts[1]))
 
 
-def assemble(clients: Sequence[Examples], test: Examples, validation: Examples | None, transform: Transform) -> Federation:
+def assemble(
+    clients: Sequence[Examples],
+    test: Examples,
+    validation: Examples | None,
+    transform: Transform,
+    public: Examples | None = None,
+) -> Federation:
     """A federation of examples that are divided already."""
     if not clients:
         raise InputError("there must be at least one client")
-    parts = [*clients, test, *([validation] if validation is not None else [])]
+    parts = [*clients, test, *(part for part in (validation, public) if part is not None)]
     _check_alike(parts)
     ends = np.cumsum([len(part) for part in parts])
     ranges = [np.arange(end - len(part), end) for part, end in zip(parts, ends, strict=True)]
@@ -142,8 +169,9 @@ def assemble(clients: Sequence[Examples], test: Examples, validation: Examples |
         transform=transform,
         train=tuple(ranges[: len(clients)]),
         own_test=None,
-        validation=ranges[-1] if validation is not None else np.arange(0),
+        validation=ranges[len(clients) + 1] if validation is not None else np.arange(0),
         test=ranges[len(clients)],
+        public=ranges[-1] if public is not None else np.arange(0),
     )
 
 

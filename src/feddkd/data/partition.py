@@ -182,7 +182,7 @@ def dirichlet(
     labels they own (Zhu et al., ICML 2021, arXiv:2105.10056, its code).
     """
     if ratio is not None and form != "fedgen":
-        raise InputError(f"partition 'dirichlet': ratio belongs to form='fedgen'; form={form!r} divides all examples")
+        raise InputError(f"partition 'dirichlet': ratio does not go with form={form!r}, only with form='fedgen'")
 
     def draw(table: Table, clients: int, key: Key) -> tuple[Lists, Lists | None]:
         pools = make_pools(table.labels, table.classes, key)

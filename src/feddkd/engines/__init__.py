@@ -7,6 +7,7 @@ experiment.
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from feddkd.data.batches import Source
 from feddkd.keys import Key
 from feddkd.method import Exchange
 from feddkd.params import Groups
@@ -31,8 +32,8 @@ class Reply(NamedTuple):
 class Engine(Protocol):
     """Performs exchanges and holds the clients' memos in between."""
 
-    def sizes(self, run: int) -> Sequence[int]:
-        """n_k, the number of training examples of each client."""
+    def sizes(self, run: int, source: Source = "train") -> Sequence[int]:
+        """n_k, the number of examples of each client."""
 
     def exchange(self, exchange: Exchange, orders: Sequence[Order]) -> list[Reply]:
         """Send, compute at the clients, gather: one reply for each order."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
+from feddkd.data.batches import Source
 from feddkd.data.federation import Federation
 from feddkd.engines import Order, Reply
 from feddkd.engines.lanes import Lane, Store, Tape
@@ -63,8 +64,8 @@ class Batched:
         self.chooser = Chooser(self.strategy, self.device)
         self._lessons: dict[int, tuple[tuple[int, ...], list[Lesson]]] = {}  # run -> this round's, and for which cohort
 
-    def sizes(self, run: int) -> Sequence[int]:
-        return self.federations[run].sizes
+    def sizes(self, run: int, source: Source = "train") -> Sequence[int]:
+        return self.federations[run].counts(source)
 
     def facts(self) -> dict[str, Any]:
         """What was decided along the way, for the record."""
@@ -80,6 +81,7 @@ class Batched:
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.precision != "fp32"
         if isinstance(exchange.phase.client, Gradient):
             return [self._differentiate(exchange, exchange.phase.client, order) for order in orders]
+        assert exchange.phase.client is not None, "a phase without a client half never reaches an engine"
         return self._fold(exchange, exchange.phase.client, orders)
 
     # --- folds
@@ -125,7 +127,7 @@ class Batched:
 
     def _reply(self, exchange: Exchange, order: Order, uploads: Groups, lanes: list[int]) -> Reply:
         own = uploads if lanes == list(range(lanes_in(uploads))) else chosen(uploads, torch.tensor(lanes, device=self.device))
-        return Reply(order.cohort, gather(exchange.phase.collect, own, self._examples(exchange, order)))
+        return Reply(order.cohort, gather(exchange.phase, own, self._examples(exchange, order)))
 
     def _examples(self, exchange: Exchange, order: Order) -> list[int]:
         federation, source = self.federations[order.run], exchange.phase.reads.source

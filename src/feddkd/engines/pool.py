@@ -98,8 +98,8 @@ class Pool(Serial):
         federation = self.federations[order.run]
         examples = [len(federation.indices(phase.reads.source, client)) for client in order.cohort]
         uploads = [answers[Task(at, k)].upload for k in order.cohort]
-        stacked = {group: stack([upload[group] for upload in uploads]) for group in phase.collect}
-        return Reply(order.cohort, gather(phase.collect, stacked, examples))
+        stacked = {group: stack([upload[group] for upload in uploads]) for group in uploads[0]}
+        return Reply(order.cohort, gather(phase, stacked, examples))
 
     def _remember(self, run: int, client: int, kept: dict[str, Any]) -> None:
         before = self.memos.get((run, client), self.first_memos[run])

@@ -1,6 +1,6 @@
 """One client after another, one step after another: the oracle every other engine is tested against."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from feddkd.data.batches import Indices, draw
+from feddkd.data.batches import Indices, Source, draw, spared
 from feddkd.data.federation import Federation
 from feddkd.engines import Order, Reply
 from feddkd.errors import ClientError, InputError
@@ -28,8 +28,8 @@ class Serial:
     dtype: torch.dtype = torch.float32
     memos: dict[tuple[int, int], Groups] = field(default_factory=dict)  # (run, client) -> memo
 
-    def sizes(self, run: int) -> Sequence[int]:
-        return self.federations[run].sizes
+    def sizes(self, run: int, source: Source = "train") -> Sequence[int]:
+        return self.federations[run].counts(source)
 
     def exchange(self, exchange: Exchange, orders: Sequence[Order]) -> list[Reply]:
         return [self._perform(exchange, order) for order in orders]
@@ -46,8 +46,8 @@ class Serial:
             self.memos[order.run, client] = retained(memo, exchange.retain)
         federation, source = self.federations[order.run], exchange.phase.reads.source
         examples = [len(federation.indices(source, client)) for client in order.cohort]
-        stacked = {group: stack([upload[group] for upload in uploads]) for group in exchange.phase.collect}
-        return Reply(order.cohort, gather(exchange.phase.collect, stacked, examples))
+        stacked = {group: stack([upload[group] for upload in uploads]) for group in uploads[0]}
+        return Reply(order.cohort, gather(exchange.phase, stacked, examples))
 
     def _ask(self, phase: Phase, order: Order, client: int, memo: Groups) -> tuple[Groups, Groups]:
         key = (*order.key, client)
@@ -79,15 +79,23 @@ def answer(
     drawn = draw(phase.reads, len(indices), key)
     numbers = step_keys(key, len(drawn))
     batches = (read(federation, indices[d], int(n), dtype, phase.reads.random) for d, n in zip(drawn, numbers, strict=True))
-    if isinstance(phase.client, Fold):
-        carry = phase.client.start(model, sent, memo)
+    client_half = phase.client
+    if isinstance(client_half, Fold):
+        carry = client_half.start(model, sent, memo)
         for batch in batches:
-            carry = phase.client.step(model, sent, carry, batch)
-        return phase.client.finish(model, sent, carry, memo)
+            carry = client_half.step(model, sent, carry, batch)
+        return client_half.finish(model, sent, carry, memo)
+    assert client_half is not None, "a phase without a client half never reaches an engine"
     (batch,) = batches
-    taught = phase.client.targets(model, memo, batch)
-    loss = phase.client.loss
-    return {"gradient": grad(lambda w: loss(model, w, sent, memo, batch, taught))(sent["params"])}, memo
+
+    def loss(w: Tensors, batch: Batch) -> Tensor:
+        return client_half.loss(model, w, sent, memo, batch, client_half.targets(model, memo, batch))
+
+    upload = {"gradient": grad(loss)(sent["params"], batch)}
+    if client_half.probe:
+        aside = read(federation, indices[spared(phase.reads, len(indices), key)], int(numbers[0]), dtype, random=False)
+        upload["probe"] = {"loss": loss(sent["params"], aside)}
+    return upload, memo
 
 
 def read(federation: Federation, indices: Indices, number: int, dtype: torch.dtype, random: bool) -> Batch:
@@ -100,7 +108,7 @@ def read(federation: Federation, indices: Indices, number: int, dtype: torch.dty
     return Batch(x, federation.y[at], share, step_key)
 
 
-def gather(collect: Mapping[str, Collect], stacked: Groups, examples: Sequence[int]) -> Groups:
+def gather(phase: Phase, stacked: Groups, examples: Sequence[int]) -> Groups:
     """Uploads, stacked over clients, each group by its rule."""
 
     def one(group: str, rule: Collect) -> Tensors:
@@ -108,7 +116,8 @@ def gather(collect: Mapping[str, Collect], stacked: Groups, examples: Sequence[i
             return stacked[group]
         return weighted_mean(stacked[group], examples if rule is Collect.MEAN_BY_EXAMPLES else [1] * len(examples))
 
-    return {group: one(group, rule) for group, rule in collect.items()}
+    gathered = {group: one(group, rule) for group, rule in phase.collect.items()}
+    return {**gathered, **{name: stacked[group] for name, group in phase.every.items()}}
 
 
 def retained(memo: Groups, names: frozenset[str] | None) -> Groups:

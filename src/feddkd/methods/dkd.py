@@ -6,58 +6,166 @@ Applied Intelligence 53 (2023), arXiv:2205.00706; Algorithm 1 lines 7-11, Algori
 The teacher w_k is the client's own model as local training left it; it is never sent. Labels are not used. Put it after any
 method that trains locally: fedavg() | dkd() is FedDKD, fedmax() | dkd() FedDKD_MAX, fedbn() | dkd() FedDKD_BN (private tensors
 of a client then take their places in the student and are not updated).
+
+Departures from the paper, each a switch: another divergence or temperature, gradients weighed by examples, momentum (anew in
+every round), several steps on the client's own copy of w in an exchange (`local_steps`; the server then averages the copies), and
+`steps="auto"`: each client sets `spare` examples aside for the round and sends the divergence on them along with its gradient;
+once their mean no longer falls, the server goes back to the best weights so far (the plain average, if the first step did not
+help) and ends the round. `limit` is the most steps it makes; the last of them costs one more exchange, to be judged.
 """
 
+from functools import partial
 from typing import Literal
 
+import torch
 from torch import Tensor
+from torch.func import grad
 
 from feddkd.data.batches import Reads
-from feddkd.method import Batch, Collect, Gradient, Method, Phase, Rate, Repeat, own_model
+from feddkd.errors import InputError
+from feddkd.method import (
+    Batch,
+    Collect,
+    Fold,
+    Gradient,
+    Loss,
+    Method,
+    Phase,
+    Rate,
+    Repeat,
+    Schedule,
+    Targets,
+    World,
+    own_model,
+)
 from feddkd.methods.registry import METHODS
 from feddkd.models import Mode, Model
-from feddkd.objectives import distillation
-from feddkd.params import Groups, Tensors, add, only
-from feddkd.spelling import Count, Positive, Whole
+from feddkd.objectives import Divergence, distillation, reverse_distillation, squared_distance
+from feddkd.params import Groups, Tensors, add, combine, only, zeros
+from feddkd.spelling import Count, Momentum, Positive, Whole
 
 
 @METHODS.register
 def dkd(
     *,
-    steps: Count = 10,
+    steps: Count | Literal["auto"] = 10,
     batch_size: Count = 64,
     lr: Positive = 0.2,
     lr_decay: Positive = 1.0,
     lr_step_decay: Positive = 1.0,
     warmup: Whole = 0,
+    momentum: Momentum = 0.0,
+    weights: Literal["clients", "examples"] = "clients",
+    divergence: Literal["kl", "reverse_kl", "squared"] = "kl",
+    temperature: Positive = 1.0,
     student: Literal["eval", "batch", "train"] = "eval",
-    teacher: Literal["eval", "batch"] = "eval",
+    teacher: Literal["eval", "batch", "train"] = "eval",
+    local_steps: Count = 1,
+    limit: Count = 10,
+    spare: Count = 64,
 ) -> Method:
     """Clients teach the average by their own models: J times w <- w - gamma 1/m sum_k grad CE(softmax f(w_k), f(w))."""
+    auto = steps == "auto"
+    if local_steps > 1 and auto:
+        raise InputError("dkd: several local_steps do not go with steps='auto'")
+    mean = Collect.MEAN_BY_CLIENTS if weights == "clients" else Collect.MEAN_BY_EXAMPLES
+    lesson = Gradient(_teach(teacher), _learn(student, _divergence(divergence, temperature)), probe=auto)
     phase = Phase(
         name="distil",
-        client=_client(student, teacher),
-        server=_descend,
-        reads=Reads(batch_size, steps=1),
-        collect={"gradient": Collect.MEAN_BY_CLIENTS},
-        rates={"lr": Rate(lr, lr_decay, lr_step_decay)},
-        repeat=Repeat(steps, warmup),
+        client=_on_own_copy(lesson) if local_steps > 1 else lesson,
+        server=partial(_cautious if auto else _descend, momentum),
+        reads=Reads(batch_size, steps=local_steps, spare=spare if auto else 0),
+        collect={"gradient": mean, "probe": mean} if auto else {"gradient": mean},
+        rates={"lr": Rate(lr, lr_decay, lr_step_decay), **_marks(momentum, limit if auto else None)},
+        repeat=Repeat(limit + 1 if auto else int(steps), warmup),
+        over=_over if auto else None,
+        refines=True,
         needs=frozenset({"model"}),
+        opens=partial(_open, bool(momentum), auto),
     )
     return Method((phase,))
 
 
-def _client(student: Mode, teacher: Mode) -> Gradient:
+def _divergence(kind: str, temperature: float) -> Divergence:
+    if kind == "squared":  # T^2 |a/T - b/T|^2 is the same for every T
+        return squared_distance
+    return partial(distillation if kind == "kl" else reverse_distillation, temperature=temperature)
+
+
+# --- the client's half
+
+
+def _teach(teacher: Mode) -> Targets:
     def targets(model: Model, memo: Groups, batch: Batch) -> Tensor:
         w_k = memo["model"]
-        return model(only(w_k, model.param_names), only(w_k, model.buffer_names), batch.x, mode=teacher).logits
+        params, buffers = only(w_k, model.param_names), only(w_k, model.buffer_names)
+        return model(params, buffers, batch.x, mode=teacher, key=batch.key).logits
 
+    return targets
+
+
+def _learn(student: Mode, divergence: Divergence) -> Loss:
     def loss(model: Model, w: Tensors, sent: Groups, memo: Groups, batch: Batch, taught: Tensor) -> Tensor:
         params, buffers = own_model(model, {**sent, "params": w}, memo)
-        return distillation(taught, model(params, buffers, batch.x, mode=student, key=batch.key).logits, batch)
+        return divergence(taught, model(params, buffers, batch.x, mode=student, key=batch.key).logits, batch)
 
-    return Gradient(targets, loss)
+    return loss
 
 
-def _descend(state: Groups, collected: Groups, rates: Tensors) -> Groups:
-    return {**state, "params": add(state["params"], collected["gradient"], -rates["lr"])}
+def _on_own_copy(lesson: Gradient) -> Fold:
+    """Several steps of the same descent before anything is sent; what is sent is the way gone, as if by one gradient."""
+
+    def start(model: Model, sent: Groups, memo: Groups) -> Groups:
+        return {"params": sent["params"], "model": memo["model"], "private": memo.get("private", {})}
+
+    def step(model: Model, sent: Groups, carry: Groups, batch: Batch) -> Groups:
+        taught = lesson.targets(model, carry, batch)
+        gradient = grad(lambda w: lesson.loss(model, w, sent, carry, batch, taught))(carry["params"])
+        return {**carry, "params": add(carry["params"], gradient, -sent["rates"]["lr"])}
+
+    def finish(model: Model, sent: Groups, carry: Groups, memo: Groups) -> tuple[Groups, Groups]:
+        gone = combine(lambda w, copy: (w - copy) / sent["rates"]["lr"], sent["params"], carry["params"])
+        return {"gradient": gone}, memo
+
+    return Fold(start, step, finish)
+
+
+# --- the server's half
+
+
+def _marks(momentum: float, limit: int | None) -> dict[str, Schedule]:
+    """What the server has to know of the repetition: whether it is the first, or one only to judge the last step."""
+    later: dict[str, Schedule] = {"later": lambda round, step: float(step > 1)} if momentum or limit else {}
+    return {**later, "last": lambda round, step: float(step > limit)} if limit else later
+
+
+def _open(momentum: bool, auto: bool, model: Model, state: Groups, world: World) -> Groups:
+    velocity = {"dkd_velocity": zeros(state["params"])} if momentum else {}
+    if not auto:
+        return velocity
+    nothing = next(iter(state["params"].values())).new_zeros(())
+    return {**velocity, "dkd_best": state["params"], "dkd_trial": {"loss": nothing, "over": nothing}}
+
+
+def _descend(momentum: float, model: Model, state: Groups, collected: Groups, rates: Tensors) -> Groups:
+    direction = collected["gradient"]
+    if momentum:
+        direction = add(direction, state["dkd_velocity"], momentum * rates["later"])
+        state = {**state, "dkd_velocity": direction}
+    return {**state, "params": add(state["params"], direction, -rates["lr"])}
+
+
+def _cautious(momentum: float, model: Model, state: Groups, collected: Groups, rates: Tensors) -> Groups:
+    """What was probed is where the server stands now; it moves on only from the best place so far."""
+    loss, lowest = collected["probe"]["loss"], state["dkd_trial"]["loss"]
+    better = (loss < lowest) | (rates["later"] == 0)  # False where the loss is not a number
+    best = combine(lambda here, before: torch.where(better, here, before), state["params"], state["dkd_best"])
+    moved = _descend(momentum, model, {**state, "params": best}, collected, rates)
+    stay = ~better | (rates["last"] > 0)
+    params = combine(lambda here, there: torch.where(stay, here, there), best, moved["params"])
+    trial = {"loss": torch.where(better, loss, lowest), "over": stay.to(loss.dtype)}
+    return {**moved, "params": params, "dkd_best": best, "dkd_trial": trial}
+
+
+def _over(state: Groups) -> Tensor:
+    return state["dkd_trial"]["over"] > 0

@@ -10,11 +10,11 @@ network.
 from typing import Literal
 
 from feddkd.method import Method
-from feddkd.methods.local import Local, local_training
+from feddkd.methods.local import Local, Variant, local_training
 from feddkd.methods.registry import METHODS
 
 
 @METHODS.register
 def fedbn(local: Local, *, private: Literal["norm", "statistics"] = "norm") -> Method:
     """FedAvg with batch-norm layers kept at each client: average w' only, w = (w', w_k^BN)."""
-    return local_training(local, private=private)
+    return local_training(local, Variant(private=private))

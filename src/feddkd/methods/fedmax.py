@@ -10,7 +10,7 @@ U to the activations; FedDKD's paper writes KL(a || U) without 1/D: `reduction="
 from typing import Literal
 
 from feddkd.method import Method
-from feddkd.methods.local import Local, local_training
+from feddkd.methods.local import Local, Variant, local_training
 from feddkd.methods.registry import METHODS
 from feddkd.objectives import activation_entropy
 from feddkd.spelling import NonNegative
@@ -21,4 +21,4 @@ def fedmax(
     local: Local, *, beta: NonNegative = 10.0, reduction: Literal["mean", "batchmean"] = "mean", reverse: bool = False
 ) -> Method:
     """FedAvg with activations drawn to maximum entropy: loss = CE + beta KL(U || softmax(a))."""
-    return local_training(local, activation_entropy(beta, reduction, reverse))
+    return local_training(local, Variant(terms=(activation_entropy(beta, reduction, reverse),)))

@@ -10,7 +10,7 @@ paper's FEMNIST table shows; in the true form mu=10 with learning rate 0.1 would
 from typing import Literal
 
 from feddkd.method import Method
-from feddkd.methods.local import Local, local_training
+from feddkd.methods.local import Local, Variant, local_training
 from feddkd.methods.registry import METHODS
 from feddkd.objectives import proximal
 from feddkd.spelling import NonNegative
@@ -19,4 +19,4 @@ from feddkd.spelling import NonNegative
 @METHODS.register
 def fedprox(local: Local, *, mu: NonNegative = 0.01, form: Literal["sum", "mean"] = "sum") -> Method:
     """FedAvg with a pull towards the weights sent: loss = CE + mu/2 |w - w_t|^2."""
-    return local_training(local, proximal(mu, form))
+    return local_training(local, Variant(terms=(proximal(mu, form),)))

@@ -4,15 +4,16 @@ w <- optimiser(w, grad[ CE(f(w; x), y) + terms ]) over the client's mini-batches
 the server takes the average of the w_k by examples.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from torch import Tensor
 from torch.func import grad
 
-from feddkd.data.batches import Reads
-from feddkd.method import Batch, Collect, Fold, Method, Phase, Private, Rate, own_model, uploads
-from feddkd.models import Model
+from feddkd.data.batches import Reads, Source
+from feddkd.method import Batch, Collect, Fold, Method, Phase, Private, Rate, Schedule, ServerFn, World, own_model, uploads
+from feddkd.models import Model, Output
 from feddkd.objectives import Term, cross_entropy
 from feddkd.optimisers import Optimiser, adam, sgd
 from feddkd.params import Groups, Tensors
@@ -44,44 +45,82 @@ class Local:
         return adam(beta1=self.beta1, beta2=self.beta2, eps=self.eps, weight_decay=self.weight_decay, amsgrad=self.amsgrad)
 
 
-def local_training(local: Local, *terms: Term, private: Private = "none") -> Method:
+Begin = Callable[[Model, Groups, Groups], Groups]  # (model, sent, memo) -> groups
+Bend = Callable[[Tensors, Groups, Groups], Tensors]  # (gradient, sent, carry) -> direction
+Watch = Callable[[Model, Groups, Groups, Output, Batch], Groups]  # (model, sent, carry, output, batch) -> groups
+Part = Callable[[Model, Groups, Groups, Groups], tuple[Groups, Groups]]  # (model, sent, carry, memo) -> (upload, memo)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Where a method departs from FedAvg's exchange; what is left out is FedAvg's. Groups come on top of params and buffers."""
+
+    terms: tuple[Term, ...] = ()  # added to the loss
+    begin: Begin = lambda model, sent, memo: {}  # groups that ride in the carry: constants, counters, trackers
+    bend: Bend = lambda gradient, sent, carry: gradient  # what the optimiser is given in place of the gradient
+    watch: Watch = lambda model, sent, carry, output, batch: {}  # those groups of `begin` that a step changes
+    part: Part = lambda model, sent, carry, memo: ({}, {})  # groups to upload and to keep, at the end
+    server: ServerFn | None = None  # in place of take_average
+    collect: Mapping[str, Collect] = field(default_factory=dict)
+    every: Mapping[str, str] = field(default_factory=dict)
+    sends: tuple[str, ...] = ()
+    rates: Mapping[str, Schedule] = field(default_factory=dict)
+    keeps: frozenset[str] = frozenset()
+    opens: Callable[[Model, Groups, World], Groups] | None = None
+    brings: Callable[[Model, Groups, World], Groups] | None = None
+    private: Private = "none"
+    source: Source = "train"
+
+
+FEDAVG = Variant()
+
+
+def local_training(local: Local, variant: Variant = FEDAVG) -> Method:
     """One exchange: train on labels, leave the trained model with the client (it may have to teach), average."""
     phase = Phase(
         name="local",
-        client=_client(local.build_optimiser(), terms),
-        server=take_average,
-        reads=Reads(local.batch_size, local.epochs, local.steps, drop_last=local.drop_last),
-        collect={"params": Collect.MEAN_BY_EXAMPLES, "buffers": Collect.MEAN_BY_EXAMPLES},
-        rates={"lr": Rate(local.lr, local.lr_decay)},
+        client=_client(local.build_optimiser(), variant),
+        server=variant.server or take_average,
+        reads=Reads(local.batch_size, local.epochs, local.steps, source=variant.source, drop_last=local.drop_last),
+        collect={"params": Collect.MEAN_BY_EXAMPLES, "buffers": Collect.MEAN_BY_EXAMPLES, **variant.collect},
+        every=variant.every,
+        sends=("params", "buffers", *variant.sends),
+        rates={"lr": Rate(local.lr, local.lr_decay), **variant.rates},
         leaves=frozenset({"model"}),
+        keeps=variant.keeps,
+        opens=variant.opens,
+        brings=variant.brings,
     )
-    return Method((phase,), frozenset({private}))
+    return Method((phase,), frozenset({variant.private}))
 
 
-def take_average(state: Groups, collected: Groups, rates: Tensors) -> Groups:
+def take_average(model: Model, state: Groups, collected: Groups, rates: Tensors) -> Groups:
     """wbar = sum_k n_k / (sum_i n_i) w_k"""
     return {**state, "params": collected["params"], "buffers": collected["buffers"]}
 
 
-def _client(optimiser: Optimiser, terms: tuple[Term, ...]) -> Fold:
+def _client(optimiser: Optimiser, variant: Variant) -> Fold:
     def start(model: Model, sent: Groups, memo: Groups) -> Groups:
         params, buffers = own_model(model, sent, memo)
-        return {"params": params, "buffers": buffers, **optimiser.init(params)}
+        return {"params": params, "buffers": buffers, **optimiser.init(params), **variant.begin(model, sent, memo)}
 
     def step(model: Model, sent: Groups, carry: Groups, batch: Batch) -> Groups:
-        def loss(w: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
+        def loss(w: Tensors) -> tuple[Tensor, Output]:
             output = model(w, carry["buffers"], batch.x, mode="train", key=batch.key)
             value = cross_entropy(output.logits, batch)
-            for term in terms:
-                value = value + term(model, w, sent, output, batch)
-            return value, output.buffers
+            for term in variant.terms:
+                value = value + term(model, w, sent, carry, output, batch)
+            return value, output
 
-        grads, buffers = grad(loss, has_aux=True)(carry["params"])
-        params, state = optimiser.update(carry["params"], grads, carry, sent["rates"]["lr"])
-        return {"params": params, "buffers": buffers, **state}
+        gradient, output = grad(loss, has_aux=True)(carry["params"])
+        direction = variant.bend(gradient, sent, carry)
+        params, state = optimiser.update(carry["params"], direction, carry, sent["rates"]["lr"])
+        watched = variant.watch(model, sent, carry, output, batch)
+        return {**carry, "params": params, "buffers": output.buffers, **state, **watched}
 
     def finish(model: Model, sent: Groups, carry: Groups, memo: Groups) -> tuple[Groups, Groups]:
-        upload, memo = uploads(model, carry["params"], carry["buffers"], memo)
-        return upload, {**memo, "model": {**carry["params"], **carry["buffers"]}}
+        upload, after = uploads(model, carry["params"], carry["buffers"], memo)
+        more, kept = variant.part(model, sent, carry, memo)
+        return {**upload, **more}, {**after, "model": {**carry["params"], **carry["buffers"]}, **kept}
 
     return Fold(start, step, finish)
