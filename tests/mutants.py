@@ -27,7 +27,8 @@ class Mutant(NamedTuple):
 
 MUTANTS = [
     Mutant("KL taken in the other direction", "objectives.py",
-           "taught = softmax(teacher / temperature, -1)", "teacher, student = student, teacher\n    taught = softmax(teacher, -1)"),
+           "taught = softmax(teacher / temperature, -1)",
+           "teacher, student = student, teacher\n    taught = softmax(teacher / temperature, -1)"),
     Mutant("every client taught by the first client's model", "engines/serial.py",
            "self.memos.get((order.run, client)", "self.memos.get((order.run, order.cohort[0])"),
     Mutant("teacher normalises by the batch", "methods/dkd.py", "batch.x, mode=teacher", 'batch.x, mode="batch"'),
