@@ -20,7 +20,7 @@ FLOORS = [
     ["objectives", "optimisers"],
     ["methods"],
     ["engines"],
-    ["evaluate", "costs"],
+    ["evaluate", "costs", "diagnostics"],
     ["rounds"],
     ["summary", "simulation"],
     ["experiment"],

@@ -90,7 +90,7 @@ def execute(
             [ready.model.initial(("init", e.seed)) for ready, e in zip(prepared, experiments, strict=True)],
             [experiment.seed for experiment in experiments],
             rounds=first.rounds, cohort=first.cohort, protocol=first.protocol, engine=engine, device=device,
-            dtype=DTYPES[first.dtype], on_round=on_round, options=options,
+            dtype=DTYPES[first.dtype], on_round=on_round, options=options, diagnostics=first.diagnostics,
         )  # fmt: skip
         seconds = round((time.perf_counter() - began) / len(runs), 3)
         return [

@@ -60,12 +60,14 @@ def simulate(
     device: str = "cpu",
     initial: Mapping[str, Tensor] | None = None,
     dtype: torch.dtype | str | None = None,
+    diagnostics: bool = False,
 ) -> Result:
     """Run a method on clients' data: pairs (x, y) of tensors or arrays, or torch datasets; x as the network takes it.
 
     `cohort` is a fraction of the clients (0.5) or a number of them (10). `initial` is a state dict to start from; without it the
     seed draws fresh weights by the layers' own `reset_parameters`, whatever the module's weights are now. `dtype` is that of the
     weights unless said. `public` is what the server holds for everybody to see, for the methods that need such data.
+    `diagnostics` adds the theory's quantities (L1', L2', update norms, ...) to every row.
     """
     federation = assemble(
         [_examples(client, f"client {k}") for k, client in enumerate(clients)],
@@ -81,6 +83,7 @@ def simulate(
         network, chosen, [federation], [start], [seed],
         rounds=checked(rounds, Count, "rounds"), cohort=cohort, protocol=fitting_protocol(chosen, own_tests=False),
         engine=engine, device=device, dtype=_dtype(dtype, start[0]), on_round=lambda rows: history.append(rows[0]),
+        diagnostics=diagnostics,
     )[0][0]  # fmt: skip
     return Result({**run.state["params"], **run.state["buffers"]}, history)
 
@@ -100,6 +103,7 @@ def simulate_runs(
     dtype: torch.dtype,
     on_round: Callable[[list[Row]], None],
     options: Mapping[str, Any] | None = None,
+    diagnostics: bool = False,
 ) -> tuple[list[Run], dict[str, Any]]:
     """Runs of one method in lock-step: one federation, start and seed for each. `on_round` gets their rows as they come.
 
@@ -120,7 +124,7 @@ def simulate_runs(
     host = open_engine(engine, model, federations, memos, dtype, options or {})
     size = cohort_size(cohort, len(federations[0].train))
     try:
-        for rows in play(method, model, host, runs, cohort=size, last=rounds, protocol=protocol):
+        for rows in play(method, model, host, runs, cohort=size, last=rounds, protocol=protocol, diagnostics=diagnostics):
             on_round(rows)
         facts: dict[str, Any] = getattr(host, "facts", dict)()
     finally:
