@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from feddkd.data.batches import Indices, Source, draw, spared
+from feddkd.data.batches import Indices, Source, draw
 from feddkd.data.federation import Federation
 from feddkd.engines import Order, Reply
 from feddkd.errors import ClientError, InputError
 from feddkd.keys import Key, fold, step_keys
-from feddkd.method import Batch, Collect, Exchange, Fold, Phase
+from feddkd.method import Batch, Collect, Exchange, Fold, Phase, probing
 from feddkd.models import Model
 from feddkd.params import Groups, Tensors, stack, weighted_mean
 
@@ -91,10 +91,9 @@ def answer(
     def loss(w: Tensors, batch: Batch) -> Tensor:
         return client_half.loss(model, w, sent, memo, batch, client_half.targets(model, memo, batch))
 
-    upload = {"gradient": grad(loss)(sent["params"], batch)}
-    if client_half.probe:
-        aside = read(federation, indices[spared(phase.reads, len(indices), key)], int(numbers[0]), dtype, random=False)
-        upload["probe"] = {"loss": loss(sent["params"], aside)}
+    upload: dict[str, Tensors] = {"gradient": grad(loss)(sent["params"], batch)}
+    if probe := probing(phase):
+        upload |= answer(model, probe, sent, memo, federation, client, key, dtype)[0]
     return upload, memo
 
 
