@@ -19,10 +19,12 @@ from feddkd.bench import JOBS, Bench, document, page, setting, sized
 from feddkd.data.partition import PARTITIONS
 from feddkd.data.sources import SOURCES
 from feddkd.errors import ClientError, InputError, NobodyAnsweredError
-from feddkd.execute import execute, lock_step, prepare
+from feddkd.execute import execute, lock_step
 from feddkd.experiment import Experiment, load
 from feddkd.figure import curves
+from feddkd.halt import Halted
 from feddkd.methods import METHODS
+from feddkd.prepare import prepare
 from feddkd.record import find, folder_name
 from feddkd.report import drawing, table
 from feddkd.rounds import Row
@@ -56,6 +58,8 @@ def main() -> None:
         _fail(str(error))
     except (ClientError, NobodyAnsweredError) as error:
         _fail(str(error), status=1)
+    except Halted as halted:
+        _fail(str(halted), status=halted.status)
     except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted", status=130)
     except OSError as error:  # a full disk, a closed pipe

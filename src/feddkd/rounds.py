@@ -51,9 +51,10 @@ def play(
     last: int,
     protocol: Protocol,
     diagnostics: bool = False,
+    first: int = 1,
 ) -> Iterator[list[Row]]:
     """Yield one row a run, round after round; the runs' states and costs go along."""
-    for t in range(1, last + 1):
+    for t in range(first, last + 1):
         cohorts = [choose(run.seed, t, len(engine.sizes(run.index)), cohort) for run in runs]
         rows: list[Row] = [{"round": t, "clients": list(cohort)} for cohort in cohorts]
         for run in runs:

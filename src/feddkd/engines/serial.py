@@ -1,8 +1,9 @@
 """One client after another, one step after another: the oracle every other engine is tested against."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,6 +31,18 @@ class Serial:
 
     def sizes(self, run: int, source: Source = "train") -> Sequence[int]:
         return self.federations[run].counts(source)
+
+    def memos_of(self, run: int) -> Mapping[int, Groups]:
+        return {client: memo for (own, client), memo in self.memos.items() if own == run and memo}
+
+    def restore(self, run: int, memos: Mapping[int, Groups]) -> None:
+        self.memos |= {(run, client): memo for client, memo in memos.items()}
+
+    def facts(self) -> dict[str, Any]:
+        return {}
+
+    def adopt(self, facts: Mapping[str, Any]) -> None:
+        pass
 
     def exchange(self, exchange: Exchange, orders: Sequence[Order]) -> list[Reply]:
         return [self._perform(exchange, order) for order in orders]
