@@ -6,6 +6,7 @@ from pathlib import Path
 
 from feddkd.data.examples import Data
 from feddkd.data.federation import Federation, divide
+from feddkd.data.pack import check_held, unpack
 from feddkd.data.partition import Split
 from feddkd.data.registry import Source
 from feddkd.data.transforms import transform
@@ -26,7 +27,7 @@ class Prepared:
 @functools.lru_cache(maxsize=1)
 def _load(source: Source, folder: Path | None) -> Data:
     """The runs of a sweep mostly share their data: read and check it once."""
-    return source.load(folder)
+    return unpack(source, folder) or source.load(folder)
 
 
 def prepare(experiment: Experiment, folder: Path | None) -> Prepared:
@@ -41,4 +42,5 @@ def prepare(experiment: Experiment, folder: Path | None) -> Prepared:
         key=(experiment.seed if experiment.split_seed is None else experiment.split_seed,),
         public=experiment.public,
     )
+    check_held(data, federation.parts)
     return Prepared(data, split, federation, functional(experiment.architecture.build(federation.shape, data.classes)))
