@@ -100,26 +100,88 @@ def test_several_seeds_in_one_program_are_the_seeds_one_by_one(text: str, norm: 
     assert apart(together, alone) < 1e-12
 
 
-def distillations(engine: type[Any], cohorts: Sequence[tuple[int, ...]], rule: Collect) -> list[Any]:
-    """What the distillation steps of a round gather, with these clients at each step."""
-    model, method = functional(network(True)), parse("fedavg(epochs=1, batch_size=8) | dkd(steps=2, batch_size=14)")
-    state, memo = method.start(model, *model.initial(("init", 0)))
-    host: Engine = engine(model, [world(0)], [memo], torch.float64)
-    gathered = []
-    for exchange, cohort in zip(method.plan(1), ((0, 1, 2), *cohorts), strict=True):
+Cohorts = Sequence[Sequence[tuple[int, ...]]]  # step -> run -> who answers
+
+
+def distillations(
+    engine: type[Any], cohorts: Cohorts, rule: Collect, norm: bool = True, place: str = "cpu", **options: Any
+) -> list[Any]:
+    """What the distillation steps of a round gather, step by step and run by run, with these clients at each step."""
+    model, method = functional(network(norm)), parse("fedavg(epochs=1, batch_size=8) | dkd(steps=2, batch_size=14)")
+    device, runs = torch.device(place), range(len(cohorts[0]))
+    initial = [[to(group, device, torch.float64) for group in model.initial(("init", run))] for run in runs]
+    starts = [method.start(model, params, buffers) for params, buffers in initial]
+    worlds = [world(run).to(device) for run in runs]
+    host: Engine = engine(model, worlds, [memo for _, memo in starts], torch.float64, **options)
+    gathered: list[Any] = []
+    for exchange, asked in zip(method.plan(1), ([(0, 1, 2)] * len(runs), *cohorts), strict=True):
         phase = exchange.phase if exchange.index == 0 else replace(exchange.phase, collect={"gradient": rule})
-        order = Order(
-            0, {**state, "rates": exchange.rates(1, state["params"]["0.weight"])}, cohort, (0, 1, exchange.index, exchange.step)
-        )
-        (reply,) = host.exchange(replace(exchange, phase=phase), [order])
-        gathered.append(reply.collected)
-    return gathered[1:]
+        rates = exchange.rates(1, starts[0][0]["params"]["0.weight"])
+        orders = [
+            Order(run, {**starts[run][0], "rates": rates}, asked[run], (run, 1, exchange.index, exchange.step)) for run in runs
+        ]
+        replies = host.exchange(replace(exchange, phase=phase), orders)
+        gathered += [reply.collected for reply in replies if exchange.index > 0]
+    return gathered
+
+
+def cohorts_of(*steps: Sequence[tuple[int, ...]]) -> Cohorts:
+    return steps
+
+
+SILENT = cohorts_of([(0, 1, 2)], [(0, 2)])
+ALIKE = cohorts_of([(0, 1, 2)] * 3, [(0, 1, 2)] * 3)
+UNLIKE = cohorts_of([(0, 1, 2), (0, 2), (0, 1, 2)], [(0, 1, 2), (2,), (0, 2)])
 
 
 @pytest.mark.parametrize("rule", list(Collect))
 def test_distillation_goes_on_when_a_client_falls_silent_between_its_steps(rule: Collect) -> None:
-    cohorts = [(0, 1, 2), (0, 2)]
-    assert apart(distillations(Serial, cohorts, rule), distillations(Batched, cohorts, rule)) < 1e-12
+    assert apart(distillations(Serial, SILENT, rule), distillations(Batched, SILENT, rule)) < 1e-12
+
+
+@pytest.mark.parametrize("norm", [False, True], ids=["no batch norm", "batch norm"])
+@pytest.mark.parametrize("cohorts", [ALIKE, UNLIKE], ids=["equal cohorts", "unequal cohorts"])
+@pytest.mark.parametrize("rule", list(Collect))
+@pytest.mark.parametrize("way", ["auto", "vmap", "traced", "loop"])
+def test_distillation_of_several_runs_in_one_program_is_theirs_one_by_one(
+    norm: bool, cohorts: Cohorts, rule: Collect, way: str
+) -> None:
+    expected = distillations(Serial, cohorts, rule, norm)
+    assert apart(expected, distillations(Batched, cohorts, rule, norm, strategy=way)) < 1e-12
+
+
+def test_runs_of_equal_shape_are_taught_together() -> None:
+    model, method = functional(network(False)), parse("fedavg(epochs=1, batch_size=8) | dkd(steps=2, batch_size=8)")
+    starts = [method.start(model, *model.initial(("init", run))) for run in range(3)]
+    host = Batched(model, [world(run) for run in range(3)], [memo for _, memo in starts], torch.float64, strategy="vmap")
+    runs = [Run(run, run, starts[run][0], has_validation=False) for run in range(3)]
+    next(play(method, host, runs, cohort=2, last=1, protocol=Protocol.GLOBAL))
+    assert host.facts()["strategy"]["distil, 3 x 2 clients of 8"] == "vmap"
+
+
+class Branching(nn.Module):
+    """Looks at its numbers, which vmap does not allow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.layer(x.flatten(1))
+        return logits if float(logits.detach().sum()) > 0 else 2 * logits
+
+
+def test_a_network_that_vmap_cannot_take_is_looped_over_with_a_line_that_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    method, model = parse(METHODS[5]), functional(Branching().double())
+    found = []
+    for engine in (Serial, Batched):
+        state, memo = method.start(model, *model.initial(("init", 0)))
+        run = Run(0, 0, state, has_validation=True)
+        host: Engine = engine(model, [world(0)], [memo], torch.float64)
+        list(play(method, host, [run], cohort=3, last=2, protocol=Protocol.GLOBAL))
+        found.append(run.state)
+    assert apart(found[:1], found[1:]) < 1e-12
+    assert "distil, 1 x 3 clients of 14: vmap does not work for this network" in caplog.text
 
 
 def test_random_crops_and_flips_are_the_same_on_every_engine() -> None:

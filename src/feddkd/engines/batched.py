@@ -6,38 +6,27 @@ the lanes is carried out is a strategy, chosen by timing (strategies.py).
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
-from torch.func import grad, vmap
+from torch.func import vmap
 
 from feddkd.data.federation import Federation
 from feddkd.engines import Order, Reply
+from feddkd.engines.gradients import Gradients
 from feddkd.engines.lanes import Lane, Store, Tape
 from feddkd.engines.serial import gather, retained
 from feddkd.engines.strategies import Chooser
 from feddkd.engines.work import Work, chosen, join, lanes_in, stacked, take
 from feddkd.errors import InputError, choices
-from feddkd.method import Batch, Collect, Exchange, Fold, Gradient
+from feddkd.method import Exchange, Fold, Gradient
 from feddkd.models import Model
-from feddkd.params import Groups, Tensors
+from feddkd.params import Groups
 
 log = logging.getLogger(__name__)
 PRECISIONS = ("fp32", "tf32", "bf16")
-
-
-class Lesson(NamedTuple):
-    """What some clients of a run, with batches of one size, teach in a round: batches and targets have a leading axis over
-    steps."""
-
-    clients: list[int]  # positions in the cohort
-    memo: Groups
-    batches: Batch
-    targets: Tensor
 
 
 @dataclass
@@ -61,7 +50,7 @@ class Batched:
         self.store = Store.of(self.federations)
         self.device = self.store.x.device
         self.chooser = Chooser(self.strategy, self.device)
-        self._lessons: dict[int, tuple[tuple[int, ...], list[Lesson]]] = {}  # run -> this round's, and for which cohort
+        self.gradients = Gradients(self.model, self.store, self.dtype, self.chooser)
 
     def sizes(self, run: int) -> Sequence[int]:
         return self.federations[run].sizes
@@ -72,14 +61,14 @@ class Batched:
 
     def close(self) -> None:
         self.memos.clear()
-        self._lessons.clear()
+        self.gradients.clear()
         self.chooser.close()
 
     def exchange(self, exchange: Exchange, orders: Sequence[Order]) -> list[Reply]:
         if self.device.type == "cuda":
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.precision != "fp32"
         if isinstance(exchange.phase.client, Gradient):
-            return [self._differentiate(exchange, exchange.phase.client, order) for order in orders]
+            return self._differentiate(exchange, exchange.phase.client, orders)
         return self._fold(exchange, exchange.phase.client, orders)
 
     # --- folds
@@ -136,98 +125,9 @@ class Batched:
 
     # --- gradients at shared weights
 
-    def _differentiate(self, exchange: Exchange, client: Gradient, order: Order) -> Reply:
-        kept = self._lessons.get(order.run)
-        if exchange.step == 1 or kept is None or kept[0] != order.cohort:  # somebody may have fallen silent since the first step
-            kept = self._lessons[order.run] = order.cohort, self._teach(exchange, client, order)
-        lessons, step = kept[1], exchange.step - 1
-        (rule,) = exchange.phase.collect.values()
-        if rule is Collect.EVERY:
-            gradient = self._every(client, order, lessons, step)
-        else:
-            counts = self._examples(exchange, order) if rule is Collect.MEAN_BY_EXAMPLES else [1] * len(order.cohort)
-            gradient = self._mean(exchange, client, order, lessons, counts)
-        if exchange.step == exchange.steps:
-            del self._lessons[order.run]
-        for k in order.cohort:
-            self.memos[order.run, k] = retained(self._memo(order.run, k), exchange.retain)
-        return Reply(order.cohort, {"gradient": gradient})
-
-    def _mean(self, exchange: Exchange, client: Gradient, order: Order, lessons: list[Lesson], counts: list[int]) -> Tensors:
-        """The gradient of the mean of the clients' losses: the mean of their gradients, in one pass at shared weights."""
-        total, parts = sum(counts), []
-        for lesson in lessons:
-            share = torch.tensor([counts[at] / total for at in lesson.clients], dtype=self.dtype)
-            parts.append((*_at(lesson, exchange.step - 1), share.to(self.device, non_blocking=True)))
-
-        def gradient(sent: Groups, parts: list[tuple[Groups, Batch, Tensor, Tensor]]) -> Tensors:
-            def loss(w: Tensors) -> Tensor:
-                one = self._client_loss(client, sent, w)
-                return torch.stack([(share * vmap(one)(memo, batch, taught)).sum() for memo, batch, taught, share in parts]).sum()
-
-            slope: Tensors = grad(loss)(sent["params"])
-            return slope
-
-        mean: Tensors = self._call(f"{exchange.phase.name} gradient", gradient, (order.sent, parts))
-        return mean
-
-    def _call(self, name: str, function: Callable[..., Any], inputs: Any) -> Any:
-        """As a CUDA graph where that is possible."""
-        if self.device.type == "cuda" and self.chooser.records:
-            return self.chooser.recordings.call(name, function, inputs, self.chooser.fuses)
-        return function(*inputs)
-
-    def _every(self, client: Gradient, order: Order, lessons: list[Lesson], step: int) -> Tensors:
-        found: dict[int, Groups] = {}
-        for lesson in lessons:
-
-            def own(memo: Groups, batch: Batch, taught: Tensor) -> Tensors:
-                loss = self._client_loss
-                slope: Tensors = grad(lambda w: loss(client, order.sent, w)(memo, batch, taught))(order.sent["params"])
-                return slope
-
-            gradients = {"gradient": vmap(own)(*_at(lesson, step))}
-            found |= {position: take(gradients, at) for at, position in enumerate(lesson.clients)}
-        return stacked([found[position] for position in range(len(order.cohort))])["gradient"]
-
-    def _client_loss(self, client: Gradient, sent: Groups, w: Tensors) -> Callable[[Groups, Batch, Tensor], Tensor]:
-        def loss(memo: Groups, batch: Batch, taught: Tensor) -> Tensor:
-            return client.loss(self.model, w, sent, memo, batch, taught)
-
-        return loss
-
-    def _teach(self, exchange: Exchange, client: Gradient, order: Order) -> list[Lesson]:
-        """The batches of all steps and what the teachers make of them; batches of other sizes make a lesson of their own."""
-        lanes = self._reading_lists(exchange, order)
-        sizes = [len(lane.batches[0]) for lane in lanes]
-        groups = [[at for at, own in enumerate(sizes) if own == size] for size in sorted(set(sizes))]
-        if not self.model.norm_names:  # without batch norm padding is not felt
-            groups = [list(range(len(lanes)))]
-        return [self._lesson(client, order, [lanes[at] for at in group], group, exchange) for group in groups]
-
-    def _lesson(self, client: Gradient, order: Order, lanes: list[Lane], clients: list[int], exchange: Exchange) -> Lesson:
-        tape = Tape.of(lanes, self.dtype, self.device)
-        steps, count = tape.sizes.shape
-        indices, share, keys = (tensor.flatten(0, 1) for tensor in (tape.indices, tape.share, tape.keys))
-        read = self.store.read(indices, share, keys, self.dtype, exchange.phase.reads.random)
-        batches = Batch(*(tensor.reshape(steps, count, *tensor.shape[1:]) for tensor in read))
-        memo = stacked([self._memo(order.run, lane.client) for lane in lanes])
-
-        def targets(memo: Groups, batches: Batch) -> Tensor:
-            return vmap(lambda batch: client.targets(self.model, memo, batch))(batches)
-
-        taught = self._call(f"{exchange.phase.name} targets", vmap(targets, (0, 1), 1), (memo, batches))
-        return Lesson(clients, memo, batches, taught.clone())
-
-    def _reading_lists(self, exchange: Exchange, order: Order) -> list[Lane]:
-        """A lane a client whose batches are those of the phase's repetitions from this one on."""
-        repetitions = [(*order.key[:-1], step) for step in range(1, exchange.steps + 1)]
-        drawn = [self.store.lay_out(exchange.phase.reads, [order._replace(key=key)]) for key in repetitions]
-        return [
-            Lane(0, lanes[0].client, [lane.batches[0] for lane in lanes], np.array([lane.keys[0] for lane in lanes]))
-            for lanes in zip(*drawn, strict=True)
-        ]
-
-
-def _at(lesson: Lesson, step: int) -> tuple[Groups, Batch, Tensor]:
-    return lesson.memo, Batch(*(tensor[step] for tensor in lesson.batches)), lesson.targets[step]
+    def _differentiate(self, exchange: Exchange, client: Gradient, orders: Sequence[Order]) -> list[Reply]:
+        gathered = self.gradients(exchange, client, orders, self._memo)
+        for order in orders:
+            for k in order.cohort:
+                self.memos[order.run, k] = retained(self._memo(order.run, k), exchange.retain)
+        return [Reply(order.cohort, own) for order, own in zip(orders, gathered, strict=True)]

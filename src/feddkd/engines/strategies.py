@@ -8,12 +8,14 @@ streams  every lane on a CUDA stream of its own, all of them recorded as one CUD
 fused, fused-streams
          the same two, traced (convolutions over lanes as patches x bmm) and compiled before they are recorded
 
-All give the same numbers up to rounding. `auto` times a few steps of the job at hand and keeps the quickest.
+All give the same numbers up to rounding. `auto` times some steps of the job at hand and keeps the quickest.
 """
 
 import logging
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -25,7 +27,10 @@ from feddkd.method import Batch
 from feddkd.params import Groups
 
 log = logging.getLogger(__name__)
-TRIAL_STEPS = 3
+ENOUGH = 0.03  # seconds that a timed trial should take: many steps where they are short
+PATIENCE = 1.0  # a trial longer than this is not repeated
+REPEATS = 3
+HOPELESS = 3.0  # times the best so far: no further trial
 WAYS = {
     "graph": Way(),
     "streams": Way(streams=True),
@@ -34,22 +39,20 @@ WAYS = {
 }
 
 
+Trial = Callable[[str, int], object]  # carries out so many steps by the strategy of that name
+
+
 class Chooser:
     """Runs folds by a named strategy, or by the one that was quickest on a few steps of the same kind of work."""
 
     def __init__(self, strategy: str, device: torch.device) -> None:
-        known = ("vmap", "loop", *WAYS) if device.type == "cuda" else ("vmap", "traced", "loop")
+        known = ("loop", "vmap", *WAYS) if device.type == "cuda" else ("loop", "vmap", "traced")
         if strategy not in ("auto", *known):
             raise InputError(f"unknown strategy {strategy!r} on {device.type}; there are: auto, {choices(known)}")
-        self.strategy, self.known = strategy, known
+        self.strategy, self.known, self.device = strategy, known, device
         self.chosen: dict[str, str] = {}  # what kind of work -> strategy
         self.recordings = Recordings()
         self.traces: dict[tuple[object, ...], Step] = {}
-
-    @property
-    def records(self) -> bool:
-        """Whether CUDA graphs are used at all."""
-        return self.strategy not in ("vmap", "traced", "loop")
 
     @property
     def fuses(self) -> bool:
@@ -57,7 +60,12 @@ class Chooser:
         return any(name in WAYS and WAYS[name].compiled for name in self.chosen.values())
 
     def run(self, work: Work, carry: Groups) -> Groups:
-        return self._runner(self._choose(work, carry))(work, carry, None)
+        worth_compiling = work.phase.reads.random  # training; a test set is read through too seldom
+        names = [name for name in self.known if worth_compiling or name not in WAYS or not WAYS[name].compiled]
+        kind = f"{work.phase.name}, {lanes_in(carry)} lanes of {work.tape.indices.shape[2]}"
+        most = work.tape.active.count(work.tape.active[0])  # a trial ends with the first lane that does
+        name = self.pick(kind, names, lambda name, steps: self._runner(name)(work, carry, steps), most)
+        return self._runner(name)(work, carry, None)
 
     def close(self) -> None:
         self.recordings.clear()
@@ -71,30 +79,28 @@ class Chooser:
         return {"vmap": run_vmap, "loop": run_loop}[name]
 
     def _traced(self, work: Work) -> Step:
-        """Traced anew for inputs of other shapes."""
+        """Traced anew for another client or inputs of other shapes."""
 
         def call(sent: Groups, carry: Groups, batch: Batch) -> Groups:
-            key = (work.phase.name, work.shared, batch.x.shape)
+            key = (work.client, work.shared, batch.x.shape)
             if key not in self.traces:
                 self.traces[key] = traced(work.many, sent, carry, batch)
             return self.traces[key](sent, carry, batch)
 
         return call
 
-    def _choose(self, work: Work, carry: Groups) -> str:
-        kind = f"{work.phase.name}, {lanes_in(carry)} lanes of {work.tape.indices.shape[2]}"
+    def pick(self, kind: str, names: Sequence[str], trial: Trial, most: int = 1, per: int = 1) -> str:
+        """The strategy for this kind of work: the one asked for, or the quickest of those named in trials of at most so many
+        steps. `per`: what one step of the trial counts for in the log."""
         if kind not in self.chosen:
-            self.chosen[kind] = self.strategy if self.strategy != "auto" else self._quickest(kind, work, carry)
+            self.chosen[kind] = self.strategy if self.strategy != "auto" else self._quickest(kind, names, trial, most, per)
         return self.chosen[kind]
 
-    def _quickest(self, kind: str, work: Work, carry: Groups) -> str:
+    def _quickest(self, kind: str, names: Sequence[str], trial: Trial, most: int, per: int) -> str:
         seconds: dict[str, float] = {}
-        worth_compiling = work.phase.reads.random  # training; a test set is read through too seldom
-        for name in self.known:
-            if name in WAYS and WAYS[name].compiled and not worth_compiling:
-                continue
+        for name in names:
             try:
-                seconds[name] = self._time(name, work, carry)
+                seconds[name] = self._time(partial(trial, name), most, min(seconds.values(), default=math.inf))
             except InputError:
                 raise
             except Exception as error:
@@ -102,21 +108,27 @@ class Chooser:
                     raise
                 log.warning("%s: %s does not work for this network (%s)", kind, name, str(error).splitlines()[0])
         best = min(seconds, key=lambda name: seconds[name])
-        log.info("%s: %s (ms a step: %s)", kind, best, ", ".join(f"{n} {1e3 * s:.3g}" for n, s in seconds.items()))
+        log.info("%s: %s (ms a step: %s)", kind, best, ", ".join(f"{n} {1e3 * s / per:.3g}" for n, s in seconds.items()))
         return best
 
-    def _time(self, name: str, work: Work, carry: Groups) -> float:
-        """Seconds a step of all lanes, after one step to warm up."""
-        run = self._runner(name)
-        steps = min(TRIAL_STEPS, len(work.tape.active))
-        run(work, carry, 1)
-        _wait(work)
+    def _time(self, trial: Callable[[int], object], most: int, best: float) -> float:
+        """Seconds a step, the least of some trials, after one to warm up. One that is far behind is not asked again."""
+        trial(1)
+        once = self._clock(trial, 1)
+        steps = max(1, min(most, round(ENOUGH / once)))
+        if once > HOPELESS * best or once * steps > PATIENCE:
+            return once
+        again = [self._clock(trial, steps) for _ in range(REPEATS)]
+        return min(again if steps > 1 else [once, *again])
+
+    def _clock(self, trial: Callable[[int], object], steps: int) -> float:
+        wait_for(self.device)
         began = time.perf_counter()
-        run(work, carry, steps)
-        _wait(work)
+        trial(steps)
+        wait_for(self.device)
         return (time.perf_counter() - began) / steps
 
 
-def _wait(work: Work) -> None:
-    if work.tape.indices.is_cuda:
-        torch.cuda.synchronize(work.tape.indices.device)
+def wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
