@@ -1,5 +1,6 @@
 """Every engine agrees with `serial` in float64 to 1e-12 after three rounds: unequal clients, partial cohorts, partial batches."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ from feddkd.data.federation import Federation, assemble
 from feddkd.data.transforms import transform
 from feddkd.engines import Engine, Order
 from feddkd.engines.batched import Batched
+from feddkd.engines.memory import evenly
 from feddkd.engines.serial import Serial
 from feddkd.evaluate import Protocol
 from feddkd.method import Collect
@@ -142,12 +144,18 @@ def test_distillation_goes_on_when_a_client_falls_silent_between_its_steps(rule:
 @pytest.mark.parametrize("norm", [False, True], ids=["no batch norm", "batch norm"])
 @pytest.mark.parametrize("cohorts", [ALIKE, UNLIKE], ids=["equal cohorts", "unequal cohorts"])
 @pytest.mark.parametrize("rule", list(Collect))
-@pytest.mark.parametrize("way", ["auto", "vmap", "traced", "loop"])
+@pytest.mark.parametrize("way", ["vmap", "loop"])
 def test_distillation_of_several_runs_in_one_program_is_theirs_one_by_one(
     norm: bool, cohorts: Cohorts, rule: Collect, way: str
 ) -> None:
     expected = distillations(Serial, cohorts, rule, norm)
     assert apart(expected, distillations(Batched, cohorts, rule, norm, strategy=way)) < 1e-12
+
+
+@pytest.mark.parametrize("way", ["auto", "traced"])
+def test_so_it_is_where_strategies_are_timed_or_traced(way: str) -> None:
+    rule = Collect.MEAN_BY_CLIENTS
+    assert apart(distillations(Serial, ALIKE, rule), distillations(Batched, ALIKE, rule, strategy=way)) < 1e-12
 
 
 def test_runs_of_equal_shape_are_taught_together() -> None:
@@ -182,6 +190,44 @@ def test_a_network_that_vmap_cannot_take_is_looped_over_with_a_line_that_says_so
         found.append(run.state)
     assert apart(found[:1], found[1:]) < 1e-12
     assert "distil, 1 x 3 clients of 14: vmap does not work for this network" in caplog.text
+
+
+@pytest.mark.parametrize("text", [METHODS[0], METHODS[7]])
+def test_lanes_go_in_equal_chunks_where_memory_is_short_and_the_numbers_stay(text: str, caplog: pytest.LogCaptureFixture) -> None:
+    expected, _ = run(Serial, text, True, seeds=(0, 1))
+    with caplog.at_level("INFO", logger="feddkd"):
+        found, _ = run(Batched, text, True, seeds=(0, 1), strategy="vmap", memory=160_000)
+    assert apart(expected, found) < 1e-12
+    plan = re.search(r"local, batches of 8: 6 lanes in (\d) chunks of (\d) \(a lane takes .* KiB, 156 KiB free\)", caplog.text)
+    assert plan is not None, caplog.text
+    assert int(plan[1]) * int(plan[2]) == 6
+
+
+def test_lanes_that_fit_go_at_once_and_the_plan_is_recorded() -> None:
+    model, method = functional(network(False)), parse(METHODS[0])
+    state, memo = method.start(model, *model.initial(("init", 0)))
+    host = Batched(model, [world(0)], [memo], torch.float64, strategy="vmap")
+    next(play(method, host, [Run(0, 0, state, has_validation=False)], cohort=3, last=1, protocol=Protocol.GLOBAL))
+    assert host.facts()["memory"][0].startswith("local, batches of 8: 3 lanes at once (a lane takes ")
+
+
+def test_chunks_are_as_equal_as_can_be() -> None:
+    assert [evenly(50, most) for most in (50, 49, 25, 24, 17, 1)] == [50, 25, 25, 17, 17, 1]
+
+
+def test_halving_is_the_last_resort(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    expected, _ = run(Serial, METHODS[0], False)
+    whole = Batched._fold_chunk
+
+    def short_of_memory(self: Batched, exchange: Any, client: Any, orders: Any, lanes: Any) -> Any:
+        if len(lanes) > 1:
+            raise torch.OutOfMemoryError("no")
+        return whole(self, exchange, client, orders, lanes)
+
+    monkeypatch.setattr(Batched, "_fold_chunk", short_of_memory)
+    found, _ = run(Batched, METHODS[0], False, strategy="vmap")
+    assert apart(expected, found) < 1e-12
+    assert "3 lanes do not fit in memory; going on with 2 at once" in caplog.text
 
 
 def test_random_crops_and_flips_are_the_same_on_every_engine() -> None:

@@ -5,10 +5,9 @@ at shared weights are one backward pass, and the teachers' outputs for all J ste
 the lanes is carried out is a strategy, chosen by timing (strategies.py).
 """
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.func import vmap
@@ -17,6 +16,7 @@ from feddkd.data.federation import Federation
 from feddkd.engines import Order, Reply
 from feddkd.engines.gradients import Gradients
 from feddkd.engines.lanes import Lane, Store, Tape
+from feddkd.engines.memory import Planner
 from feddkd.engines.serial import gather, retained
 from feddkd.engines.strategies import Chooser
 from feddkd.engines.work import Work, chosen, join, lanes_in, stacked, take
@@ -25,8 +25,16 @@ from feddkd.method import Exchange, Fold, Gradient
 from feddkd.models import Model
 from feddkd.params import Groups
 
-log = logging.getLogger(__name__)
 PRECISIONS = ("fp32", "tf32", "bf16")
+
+
+class Begun(NamedTuple):
+    """A fold over some lanes before its first step: its work and carry, and the memos, stacked and one by one."""
+
+    work: Work
+    carry: Groups
+    memo: Groups
+    memos: list[Groups]
 
 
 @dataclass
@@ -38,7 +46,8 @@ class Batched:
     first_memos: Sequence[Groups]
     dtype: torch.dtype = torch.float32
     strategy: str = "auto"
-    lanes: int | None = None  # at most so many at once; all of them, while memory lasts, unless said
+    lanes: int | None = None  # at most so many at once; as many as memory allows unless said
+    memory: int | None = None  # bytes that may be planned with; what is free unless said
     precision: str = "tf32"  # of products: tf32 (on CUDA, where dtype is float32), fp32, or bf16 inside the networks
     memos: dict[tuple[int, int], Groups] = field(default_factory=dict)  # (run, client) -> memo
 
@@ -50,6 +59,7 @@ class Batched:
         self.store = Store.of(self.federations)
         self.device = self.store.x.device
         self.chooser = Chooser(self.strategy, self.device)
+        self.planner = Planner(self.device, self.memory)
         self.gradients = Gradients(self.model, self.store, self.dtype, self.chooser)
 
     def sizes(self, run: int) -> Sequence[int]:
@@ -57,7 +67,7 @@ class Batched:
 
     def facts(self) -> dict[str, Any]:
         """What was decided along the way, for the record."""
-        return {"strategy": dict(self.chooser.chosen), "lanes": self.lanes}
+        return {"strategy": dict(self.chooser.chosen), "lanes": self.lanes, "memory": list(self.planner.plans.values())}
 
     def close(self) -> None:
         self.memos.clear()
@@ -75,26 +85,34 @@ class Batched:
 
     def _fold(self, exchange: Exchange, client: Fold, orders: Sequence[Order]) -> list[Reply]:
         lanes = self.store.lay_out(exchange.phase.reads, orders)
+        kind = f"{exchange.phase.name}, batches of {max(len(batch) for lane in lanes for batch in lane.batches[:1])}"
+        size = self._at_once(kind, exchange, client, orders, lanes)
         done: list[Groups] = []  # uploads, stacked, chunk by chunk
         at = 0
         while at < len(lanes):
-            now = lanes[at : at + (self.lanes or len(lanes))]
+            now = lanes[at : at + size]
             try:
                 done.append(self._fold_chunk(exchange, client, orders, now))
                 at += len(now)
             except torch.OutOfMemoryError:
                 if len(now) == 1:
                     raise
-                self.lanes = (len(now) + 1) // 2
                 self.chooser.close()
+                size = self.planner.halve(kind, len(lanes), len(now))
                 torch.cuda.empty_cache()
-                log.warning("%d lanes do not fit in memory; going on with %d at once", len(now), self.lanes)
         uploads = join(done)
         place = {(lane.order, lane.client): at for at, lane in enumerate(lanes)}
         return [self._reply(exchange, order, uploads, [place[n, k] for k in order.cohort]) for n, order in enumerate(orders)]
 
-    def _fold_chunk(self, exchange: Exchange, client: Fold, orders: Sequence[Order], lanes: Sequence[Lane]) -> Groups:
-        """The lanes' uploads, stacked; the memos move on."""
+    def _at_once(self, kind: str, exchange: Exchange, client: Fold, orders: Sequence[Order], lanes: Sequence[Lane]) -> int:
+        def start(count: int) -> tuple[Work, Groups]:
+            begun = self._begin(exchange, client, orders, lanes[:count])
+            return begun.work, begun.carry
+
+        planned = self.planner.lanes(kind, len(lanes), start)
+        return planned if self.lanes is None else min(planned, self.lanes)
+
+    def _begin(self, exchange: Exchange, client: Fold, orders: Sequence[Order], lanes: Sequence[Lane]) -> Begun:
         shared = len({lane.order for lane in lanes}) == 1
         sent = orders[lanes[0].order].sent if shared else stacked([orders[lane.order].sent for lane in lanes])
         memos = [self._memo(orders[lane.order].run, lane.client) for lane in lanes]
@@ -102,10 +120,17 @@ class Batched:
         memo = stacked([{group: own[group] for group in common} for own in memos])
         over, number = None if shared else 0, torch.arange(len(lanes), device=self.device)
         carry = vmap(lambda s, m, _: client.start(self.model, s, m), (over, 0, 0))(sent, memo, number)
-        tape = Tape.of(lanes, self.dtype, self.device)
-        work = Work(self.model, self.store, exchange.phase, client, sent, shared, tape, self.dtype)
+        work = Work(
+            self.model, self.store, exchange.phase, client, sent, shared, Tape.of(lanes, self.dtype, self.device), self.dtype
+        )
+        return Begun(work, carry, memo, memos)
+
+    def _fold_chunk(self, exchange: Exchange, client: Fold, orders: Sequence[Order], lanes: Sequence[Lane]) -> Groups:
+        """The lanes' uploads, stacked; the memos move on."""
+        work, carry, memo, memos = self._begin(exchange, client, orders, lanes)
+        common, over = set(memo), None if work.shared else 0
         carry = self.chooser.run(work, carry)
-        upload, memo = vmap(lambda s, c, m: client.finish(self.model, s, c, m), (over, 0, 0))(sent, carry, memo)
+        upload, memo = vmap(lambda s, c, m: client.finish(self.model, s, c, m), (over, 0, 0))(work.sent, carry, memo)
         for at, lane in enumerate(lanes):
             apart = {group: own for group, own in memos[at].items() if group not in common}
             self.memos[orders[lane.order].run, lane.client] = retained({**apart, **take(memo, at)}, exchange.retain)
