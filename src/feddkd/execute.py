@@ -3,7 +3,7 @@
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from feddkd.data.federation import Federation, divide
 from feddkd.data.partition import Split
 from feddkd.data.registry import Source
 from feddkd.data.transforms import transform
+from feddkd.engines.batched import PRECISIONS
+from feddkd.errors import InputError, choices
 from feddkd.experiment import Experiment
 from feddkd.models import Model, functional
 from feddkd.record import Recorder, describe, folder_name
@@ -123,6 +125,33 @@ def _finish(experiment: Experiment, recorder: Recorder, result: Result, seconds:
     }
     recorder.finish(summary, facts)
     return summary
+
+
+def in_precision(
+    experiments: Sequence[Experiment], precision: str | None, engine: str, device: str
+) -> tuple[list[Experiment], dict[str, Any]]:
+    """Experiments as `--precision` asks for, and what the engine is to be told: fp64 is the experiment's own dtype, and so
+    recorded; the others are how an engine multiplies float32."""
+    if precision == "fp64":
+        exact = [replace(experiment, dtype="float64") for experiment in experiments]
+        if len({experiment.digest for experiment in exact}) < len(exact):
+            raise InputError("precision 'fp64' makes experiments of the sweep the same, since they differ in their dtype alone")
+        return exact, {}
+    if precision is None:
+        return list(experiments), {}
+    if precision not in PRECISIONS:
+        raise InputError(f"unknown precision {precision!r}; there are: {choices((*PRECISIONS, 'fp64'))}")
+    if any(experiment.dtype == "float64" for experiment in experiments):
+        raise InputError(f"precision {precision!r} is for experiments of dtype float32; one of these is of float64")
+    if precision == "tf32" and device == "cpu":
+        raise InputError("precision 'tf32' is a GPU's; on a CPU there are: bf16, fp32, fp64")
+    if precision == "fp32" and device == "cpu" and engine != "batched":  # where every engine computes so
+        return list(experiments), {}
+    if engine in ("serial", "pool"):
+        raise InputError(
+            f"engine {engine!r} computes in the experiment's dtype and knows no precision {precision!r}; 'batched' does"
+        )
+    return list(experiments), {"precision": precision}
 
 
 def lock_step(experiments: Sequence[Experiment]) -> list[list[int]]:

@@ -109,7 +109,7 @@ class Batched:
             begun = self._begin(exchange, client, orders, lanes[:count])
             return begun.work, begun.carry
 
-        planned = self.planner.lanes(kind, len(lanes), start)
+        planned = self.planner.lanes(kind, len(lanes), start, trains=exchange.phase.reads.random)
         return planned if self.lanes is None else min(planned, self.lanes)
 
     def _begin(self, exchange: Exchange, client: Fold, orders: Sequence[Order], lanes: Sequence[Lane]) -> Begun:

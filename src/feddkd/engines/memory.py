@@ -29,14 +29,15 @@ class Planner:
         self._costs: dict[object, float] = {}
         self._most: dict[str, int] = {}
 
-    def lanes(self, kind: str, count: int, start: Callable[[int], tuple[Work, Groups]]) -> int:
+    def lanes(self, kind: str, count: int, start: Callable[[int], tuple[Work, Groups]], trains: bool) -> int:
         """At once, in chunks as equal as can be. `start` begins the work of the first so many."""
         key = f"{kind}: {count} lanes"
         if key not in self._most:
             free = self.limit if self.limit is not None else free_memory(self.device)
             cost = self._cost(kind, count, free, start)
             self._most[key] = count if free is None else max(1, min(count, int(USABLE * free / cost)))
-            self._log(key, count, cost, free)
+            fits = self._most[key] == count
+            self._tell(key, count, cost, free, logging.INFO if trains or not fits else logging.DEBUG)
         return evenly(count, self._most[key])
 
     def halve(self, kind: str, count: int, lanes: int) -> int:
@@ -59,13 +60,13 @@ class Planner:
                 self._costs[key] = min(self._costs[key], _tried(*start(min(FEW, count)), self.device) + COPIES * bytes_of(carry))
         return self._costs[key]
 
-    def _log(self, key: str, count: int, cost: float, free: int | None) -> None:
+    def _tell(self, key: str, count: int, cost: float, free: int | None, level: int) -> None:
         size = evenly(count, self._most[key])
         chunks = -(-count // size)
         how = "at once" if chunks == 1 else f"in {chunks} chunks of {size}"
         room = "free memory unknown" if free is None else f"{in_words(free)} free"
         self.plans[key] = f"{key} {how} (a lane takes {in_words(cost)}, {room})"
-        log.info("%s", self.plans[key])
+        log.log(level, "%s", self.plans[key])
 
 
 class Tally(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -12,7 +12,6 @@ All give the same numbers up to rounding. `auto` times some steps of the job at 
 """
 
 import logging
-import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -27,9 +26,9 @@ from feddkd.method import Batch
 from feddkd.params import Groups
 
 log = logging.getLogger(__name__)
-ENOUGH = 0.03  # seconds that a timed trial should take: many steps where they are short
-PATIENCE = 1.0  # a trial longer than this is not repeated
-REPEATS = 3
+ENOUGH = 0.03  # seconds that a trial should take: many steps where they are short
+PATIENCE = 1.0  # seconds of a trial that is not repeated
+REPEATS = 4
 HOPELESS = 3.0  # times the best so far: no further trial
 WAYS = {
     "graph": Way(),
@@ -60,11 +59,13 @@ class Chooser:
         return any(name in WAYS and WAYS[name].compiled for name in self.chosen.values())
 
     def run(self, work: Work, carry: Groups) -> Groups:
-        worth_compiling = work.phase.reads.random  # training; a test set is read through too seldom
-        names = [name for name in self.known if worth_compiling or name not in WAYS or not WAYS[name].compiled]
+        trains = work.phase.reads.random
+        names = [name for name in self.known if trains or name not in WAYS or not WAYS[name].compiled]
+        # a test set is read through too seldom for compiling to pay, and not worth a line to people
         kind = f"{work.phase.name}, {lanes_in(carry)} lanes of {work.tape.indices.shape[2]}"
         most = work.tape.active.count(work.tape.active[0])  # a trial ends with the first lane that does
-        name = self.pick(kind, names, lambda name, steps: self._runner(name)(work, carry, steps), most)
+        level = logging.INFO if trains else logging.DEBUG
+        name = self.pick(kind, names, lambda name, steps: self._runner(name)(work, carry, steps), most, level=level)
         return self._runner(name)(work, carry, None)
 
     def close(self) -> None:
@@ -89,37 +90,44 @@ class Chooser:
 
         return call
 
-    def pick(self, kind: str, names: Sequence[str], trial: Trial, most: int = 1, per: int = 1) -> str:
+    def pick(self, kind: str, names: Sequence[str], trial: Trial, most: int = 1, per: int = 1, level: int = logging.INFO) -> str:
         """The strategy for this kind of work: the one asked for, or the quickest of those named in trials of at most so many
-        steps. `per`: what one step of the trial counts for in the log."""
+        steps. `per`: how many steps one of the trial's counts for in the log."""
         if kind not in self.chosen:
-            self.chosen[kind] = self.strategy if self.strategy != "auto" else self._quickest(kind, names, trial, most, per)
+            if self.strategy == "auto":
+                seconds = self._try(kind, names, trial, most)
+                self.chosen[kind] = min(seconds, key=lambda name: seconds[name])
+                times = ", ".join(f"{name} {1e3 * each / per:.3g}" for name, each in seconds.items())
+                log.log(level, "%s: %s (ms a step: %s)", kind, self.chosen[kind], times)
+            else:
+                self.chosen[kind] = self.strategy
+                log.log(level, "%s: %s, as asked", kind, self.strategy)
         return self.chosen[kind]
 
-    def _quickest(self, kind: str, names: Sequence[str], trial: Trial, most: int, per: int) -> str:
+    def _try(self, kind: str, names: Sequence[str], trial: Trial, most: int) -> dict[str, float]:
+        """Name -> seconds a step, the least of some trials, for those that work."""
         seconds: dict[str, float] = {}
         for name in names:
             try:
-                seconds[name] = self._time(partial(trial, name), most, min(seconds.values(), default=math.inf))
+                seconds[name] = self._first(partial(trial, name), min(seconds.values(), default=0.0), name in WAYS)
             except InputError:
                 raise
             except Exception as error:
                 if name == "loop":  # not the strategy's fault: the client itself fails
                     raise
-                log.warning("%s: %s does not work for this network (%s)", kind, name, str(error).splitlines()[0])
-        best = min(seconds, key=lambda name: seconds[name])
-        log.info("%s: %s (ms a step: %s)", kind, best, ", ".join(f"{n} {1e3 * s / per:.3g}" for n, s in seconds.items()))
-        return best
+                log.warning("%s: %s does not work for this network (%s)", kind, name, _first_line(error))
+        for _ in range(REPEATS):  # by turns, so that whatever else the machine does meets all of them alike
+            best = min(seconds.values())
+            for name in [name for name in seconds if seconds[name] < HOPELESS * best]:
+                steps = max(1, min(most, round(ENOUGH / seconds[name])))
+                if steps * seconds[name] < PATIENCE:
+                    seconds[name] = min(seconds[name], self._clock(partial(trial, name), steps))
+        return seconds
 
-    def _time(self, trial: Callable[[int], object], most: int, best: float) -> float:
-        """Seconds a step, the least of some trials, after one to warm up. One that is far behind is not asked again."""
-        trial(1)
-        once = self._clock(trial, 1)
-        steps = max(1, min(most, round(ENOUGH / once)))
-        if once > HOPELESS * best or once * steps > PATIENCE:
-            return once
-        again = [self._clock(trial, steps) for _ in range(REPEATS)]
-        return min(again if steps > 1 else [once, *again])
+    def _first(self, trial: Callable[[int], object], best: float, records: bool) -> float:
+        """A first impression, after warming up; that itself will do where it took far too long and recorded nothing."""
+        warm = self._clock(trial, 1)
+        return warm if warm > max(HOPELESS * best, HOPELESS * PATIENCE) and not records and best else self._clock(trial, 1)
 
     def _clock(self, trial: Callable[[int], object], steps: int) -> float:
         wait_for(self.device)
@@ -127,6 +135,10 @@ class Chooser:
         trial(steps)
         wait_for(self.device)
         return (time.perf_counter() - began) / steps
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def wait_for(device: torch.device) -> None:
