@@ -27,6 +27,7 @@ from feddkd.methods import METHODS
 from feddkd.record import find, folder_name
 from feddkd.report import drawing, table
 from feddkd.rounds import Row
+from feddkd.simulation import find_engine
 from feddkd.spelling import Registry
 from feddkd.version import __version__
 
@@ -227,6 +228,7 @@ def bench(
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads, of the plain loop too.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps an exchange where steps are timed (J for dkd).")] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Timed repeats; the median counts.")] = 5,
+    strategies: Annotated[bool, typer.Option("--strategies", help="Each strategy alone, too, and what choosing costs.")] = False,
     small: Annotated[bool, typer.Option("--small", help="Everything tiny: a smoke test, no measurement.")] = False,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the JSON object to a file, too.")] = None,
     as_json: AsJson = False,
@@ -238,7 +240,11 @@ def bench(
     if threads is not None:
         torch.set_num_threads(threads)
     here = setting(engine=engine, device=device, precision=precision, strategy=strategy, repeats=repeats)
-    runner = Bench(here, sized(device=here.device, small=small, steps=steps))
+    if strategies and (strategy is not None or not hasattr(find_engine(here.engine), "strategies")):
+        raise InputError(
+            "--strategies compares the choice of engine 'batched' with its single strategies: no other engine has any"
+        )
+    runner = Bench(here, sized(device=here.device, small=small, steps=steps), strategies)
     entries: list[dict[str, Any]] = []
     for one in [runner.find(name) for name in job or JOBS]:
         if out is not None and not entries:

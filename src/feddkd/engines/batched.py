@@ -65,6 +65,11 @@ class Batched:
     def sizes(self, run: int) -> Sequence[int]:
         return self.federations[run].sizes
 
+    @property
+    def strategies(self) -> tuple[str, ...]:
+        """Those to choose from."""
+        return self.chooser.known
+
     def facts(self) -> dict[str, Any]:
         """What was decided along the way, for the record."""
         return {"strategy": dict(self.chooser.chosen), "lanes": self.lanes, "memory": list(self.planner.plans.values())}

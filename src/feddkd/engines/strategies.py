@@ -45,7 +45,7 @@ class Chooser:
     """Runs folds by a named strategy, or by the one that was quickest on a few steps of the same kind of work."""
 
     def __init__(self, strategy: str, device: torch.device) -> None:
-        known = ("loop", "vmap", *WAYS) if device.type == "cuda" else ("loop", "vmap", "traced")
+        known: tuple[str, ...] = ("loop", "vmap", *WAYS) if device.type == "cuda" else ("loop", "vmap", "traced")
         if strategy not in ("auto", *known):
             raise InputError(f"unknown strategy {strategy!r} on {device.type}; there are: auto, {choices(known)}")
         self.strategy, self.known, self.device = strategy, known, device
