@@ -275,3 +275,31 @@ def test_several_seeds_on_cuda_are_the_seeds_one_by_one(way: str) -> None:
     together, _ = run(Batched, METHODS[5], False, seeds=(0, 1, 2), place="cuda", strategy=way)
     alone = [run(Serial, METHODS[5], False, seeds=(seed,))[0][0] for seed in (0, 1, 2)]
     assert apart(together, alone) < 1e-12
+
+
+@needs_cuda
+@pytest.mark.filterwarnings("ignore")  # compilers warn of their own affairs
+@pytest.mark.parametrize("norm", [False, True], ids=["no batch norm", "batch norm"])
+@pytest.mark.parametrize("cohorts", [SILENT, ALIKE, UNLIKE], ids=["one falls silent", "equal cohorts", "unequal cohorts"])
+@pytest.mark.parametrize("rule", list(Collect))
+@pytest.mark.parametrize("way", ["auto", "vmap", "graph", "streams", "fused"])
+def test_distillation_of_several_runs_on_cuda_is_theirs_one_by_one(norm: bool, cohorts: Cohorts, rule: Collect, way: str) -> None:
+    expected = distillations(Serial, cohorts, rule, norm)
+    found = distillations(Batched, cohorts, rule, norm, place="cuda", strategy=way, precision="fp32")
+    assert apart(expected, found) < 1e-12
+
+
+@needs_cuda
+def test_a_gradient_handed_out_is_not_written_over_by_later_replays() -> None:
+    cohorts = cohorts_of([(0, 1, 2)], [(0, 1, 2)])
+    first, second = distillations(Batched, cohorts, Collect.MEAN_BY_CLIENTS, False, place="cuda", strategy="graph")
+    expected = distillations(Serial, cohorts, Collect.MEAN_BY_CLIENTS, False)
+    assert apart([first, second], expected) < 1e-12
+    assert apart([first], [second]) > 1e-6  # other batches, so other gradients
+
+
+@needs_cuda
+def test_the_memory_plan_on_cuda_holds_where_memory_is_short() -> None:
+    expected, _ = run(Serial, METHODS[0], False)
+    found, _ = run(Batched, METHODS[0], False, place="cuda", strategy="graph", precision="fp32", memory=100_000)
+    assert apart(expected, found) < 1e-12

@@ -19,7 +19,7 @@ from feddkd.engines.lanes import Lane, Store, Tape
 from feddkd.engines.memory import Planner
 from feddkd.engines.serial import gather, retained
 from feddkd.engines.strategies import Chooser
-from feddkd.engines.work import Work, chosen, join, lanes_in, stacked, take
+from feddkd.engines.work import Work, apart, chosen, join, lanes_in, stacked
 from feddkd.errors import InputError, choices
 from feddkd.method import Exchange, Fold, Gradient
 from feddkd.models import Model
@@ -136,9 +136,10 @@ class Batched:
         common, over = set(memo), None if work.shared else 0
         carry = self.chooser.run(work, carry)
         upload, memo = vmap(lambda s, c, m: client.finish(self.model, s, c, m), (over, 0, 0))(work.sent, carry, memo)
-        for at, lane in enumerate(lanes):
-            apart = {group: own for group, own in memos[at].items() if group not in common}
-            self.memos[orders[lane.order].run, lane.client] = retained({**apart, **take(memo, at)}, exchange.retain)
+        rows = apart(retained(memo, exchange.retain), len(lanes))
+        for lane, own, row in zip(lanes, memos, rows, strict=True):
+            others = {group: tensors for group, tensors in own.items() if group not in common}
+            self.memos[orders[lane.order].run, lane.client] = {**retained(others, exchange.retain), **row}
         result: Groups = upload
         return result
 
