@@ -55,6 +55,8 @@ class Gradients:
     def _forget(self) -> None:
         self._begun, self._courses = None, []
         self._said.clear()
+        for desk in self._desks.values():
+            desk.course = None  # its own places keep all that is needed
 
     def __call__(self, exchange: Exchange, client: Gradient, orders: Sequence[Order], memo: Memo) -> list[Groups]:
         """What each order gathers."""
@@ -100,7 +102,7 @@ class Gradients:
         def round_by(name: str, _: int) -> None:
             self._said.clear()
             for desk in self._desks.values():
-                desk.course = None  # teaching counts
+                desk.course = None  # so that teaching counts
             for step in range(exchange.steps):
                 self._by(name, exchange, client, course, sents, step)
 

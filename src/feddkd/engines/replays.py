@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from feddkd.engines.tracing import compiled
 
@@ -58,12 +58,20 @@ class Replay:
     graphs can share that memory, and results stay until this very graph is replayed."""
 
     def __init__(self, function: Callable[..., Any], places: tuple[Any, ...], fuse: bool, pool: Any) -> None:
-        function = compiled(function, *places) if fuse else function
-        device = next(tensor.device for tensor in tree_leaves(places))
-        self.results = tree_map(torch.empty_like, in_peace(lambda: function(*places), device))
+        leaves, inputs = tree_flatten(places)
+        shapes: list[Any] = []  # how results are nested
+
+        def flat(*leaves: Tensor) -> list[Tensor]:  # of plain tensors: a compiler need not look at anything else
+            results, shape = tree_flatten(function(*tree_unflatten(leaves, inputs)))
+            shapes.append(shape)
+            return results
+
+        call = compiled(flat, *leaves) if fuse else flat
+        results = [torch.empty_like(tensor) for tensor in in_peace(lambda: call(*leaves), leaves[0].device)]
+        self.results = tree_unflatten(results, shapes[0])
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph, pool=pool):
-            fill(self.results, function(*places))
+            fill_all(results, call(*leaves))
 
     def __call__(self) -> Any:
         self.graph.replay()
