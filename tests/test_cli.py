@@ -129,7 +129,7 @@ def test_a_run_shows_a_table_and_where_it_was_written(feddkd: Feddkd) -> None:
     assert done.status == 0
     assert re.search(r"^\[/\] :smile: +\d+\.\d\d±0\.00", done.out, re.MULTILINE)
     assert done.out.endswith("written to here/\n")
-    assert re.fullmatch(r"\[/\] :smile:, seed 0: round 2, test \d+\.\d %\n", done.err)
+    assert re.search(r"^\[/\] :smile:, seed 0: round 2, test \d+\.\d %\n\Z", done.err, re.MULTILINE)
     assert "\x1b" not in done.out + done.err
     assert len(list(Path("here").iterdir())) == 1
 

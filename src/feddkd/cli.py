@@ -1,6 +1,7 @@
 """The command line: feddkd run | methods | data | report | bench."""
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from feddkd.bench import JOBS, Bench, document, page, setting, sized
 from feddkd.data.partition import PARTITIONS
 from feddkd.data.sources import SOURCES
 from feddkd.errors import ClientError, InputError, NobodyAnsweredError
-from feddkd.execute import execute, lock_step
+from feddkd.execute import execute, in_precision, lock_step
 from feddkd.experiment import Experiment, load
 from feddkd.figure import curves
 from feddkd.halt import Halted
@@ -28,6 +29,7 @@ from feddkd.prepare import prepare
 from feddkd.record import find, folder_name
 from feddkd.report import drawing, table
 from feddkd.rounds import Row
+from feddkd.simulation import find_engine
 from feddkd.spelling import Registry
 from feddkd.version import __version__
 
@@ -87,7 +89,7 @@ def run(
     set_: Settings = None,
     engine: Annotated[str, typer.Option(help="Where clients compute: auto, batched, pool, serial.")] = "auto",
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
-    precision: Annotated[str | None, typer.Option(help="Of the batched engine: fp32, tf32, bf16.")] = None,
+    precision: Annotated[str | None, typer.Option(help="fp64 (as dtype = float64), fp32; on a GPU also tf32, bf16.")] = None,
     strategy: Annotated[str | None, typer.Option(help="Of the batched engine: auto, vmap, graph, fused, ...")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; 1 is quickest for small networks.")] = None,
     data: DataDir = None,
@@ -116,12 +118,12 @@ def run(
     A table [sweep] lists values, as in seed = [0, 1, 2]. Change any key by --set rounds=5, --set 'method=fedavg(lr=0.3)',
     --set 'sweep.seed=[0, 1]'.
     """
-    experiments = load(file, set_ or ())
+    experiments, options = in_precision(load(file, set_ or ()), precision, engine, device)
     if threads is not None:
         torch.set_num_threads(threads)
-    options = {key: value for key, value in (("precision", precision), ("strategy", strategy)) if value is not None}
+    options |= {"strategy": strategy} if strategy is not None else {}
     done: dict[int, dict[str, Any]] = {}
-    with _bars(experiments, quiet=not sys.stderr.isatty()) as follow:
+    with _bars(experiments, quiet=not sys.stderr.isatty()) as follow, _telling(logging.WARNING if as_json else logging.INFO):
         for group in lock_step(experiments):
             bars = [follow(at) for at in group]
             summaries = execute(
@@ -136,6 +138,26 @@ def run(
         wanted = ("digest", "method", "seed", "rounds", "test_accuracy", "best_round", "final_test_accuracy", "communications",
                   "local_steps", "bytes_up", "bytes_down", "seconds", "selection", "to_target")  # fmt: skip
         print(json.dumps({"runs": [{key: done[at][key] for key in wanted} for at in range(len(experiments))]}))
+
+
+class _Lines(logging.Handler):
+    """What the library logs, a line each on standard error; above the progress bars, where there are any."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(record.getMessage(), file=sys.stderr)
+
+
+@contextmanager
+def _telling(level: int) -> Iterator[None]:
+    library, lines = logging.getLogger("feddkd"), _Lines(level)
+    before = library.level
+    library.addHandler(lines)
+    library.setLevel(level)
+    try:
+        yield
+    finally:
+        library.removeHandler(lines)
+        library.setLevel(before)
 
 
 @contextmanager
@@ -212,6 +234,7 @@ def bench(
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads, of the plain loop too.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps an exchange where steps are timed (J for dkd).")] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Timed repeats; the median counts.")] = 5,
+    strategies: Annotated[bool, typer.Option("--strategies", help="Each strategy alone, too, and what choosing costs.")] = False,
     small: Annotated[bool, typer.Option("--small", help="Everything tiny: a smoke test, no measurement.")] = False,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the JSON object to a file, too.")] = None,
     as_json: AsJson = False,
@@ -223,7 +246,11 @@ def bench(
     if threads is not None:
         torch.set_num_threads(threads)
     here = setting(engine=engine, device=device, precision=precision, strategy=strategy, repeats=repeats)
-    runner = Bench(here, sized(device=here.device, small=small, steps=steps))
+    if strategies and (strategy is not None or not hasattr(find_engine(here.engine), "strategies")):
+        raise InputError(
+            "--strategies compares the choice of engine 'batched' with its single strategies: no other engine has any"
+        )
+    runner = Bench(here, sized(device=here.device, small=small, steps=steps), strategies)
     entries: list[dict[str, Any]] = []
     for one in [runner.find(name) for name in job or JOBS]:
         if out is not None and not entries:

@@ -19,6 +19,16 @@ def take(groups: Groups, lane: int) -> Groups:
     return {group: {name: tensor[lane] for name, tensor in tensors.items()} for group, tensors in groups.items()}
 
 
+def apart(groups: Groups, lanes: int) -> list[dict[str, dict[str, Tensor]]]:
+    """All lanes of stacked groups, each for itself: one call a tensor, not one a lane."""
+    rows: list[dict[str, dict[str, Tensor]]] = [{group: {} for group in groups} for _ in range(lanes)]
+    for group, tensors in groups.items():
+        for name, tensor in tensors.items():
+            for row, own in zip(rows, tensor.unbind(), strict=True):
+                row[group][name] = own
+    return rows
+
+
 def part(groups: Groups, start: int, stop: int | None) -> Groups:
     """Some lanes of stacked groups."""
     return {group: {name: tensor[start:stop] for name, tensor in tensors.items()} for group, tensors in groups.items()}
