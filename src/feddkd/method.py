@@ -9,6 +9,7 @@ so that an engine may loop, vmap, compile or capture them.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from itertools import accumulate
 from typing import Literal, NamedTuple
 
 import torch
@@ -147,7 +148,8 @@ class Phase:
 class Exchange:
     """One entry of a round's plan: repetition `step` of `steps` of phase number `index`.
 
-    `retain` names the memo groups that clients must keep afterwards; None means all of them.
+    Random draws depend on `index`, so phases in which the server is alone with its state do not count: with and without them
+    clients read the same batches. `retain` names the memo groups that clients must keep afterwards; None means all of them.
     """
 
     phase: Phase
@@ -220,7 +222,8 @@ class Method(Spelled):
         turns = [(i, j, n) for i, p in enumerate(self.phases) for n in [p.repeat(round)] for j in range(1, n + 1)]
         forever = frozenset({"private"}).union(wanted, *(phase.keeps for phase in self.phases))
         needed_later = [forever.union(*(self.phases[i].needs for i, _, _ in turns[at + 1 :])) for at in range(len(turns))]
-        return [Exchange(self.phases[i], i, j, n, keep) for (i, j, n), keep in zip(turns, needed_later, strict=True)]
+        index = list(accumulate((phase.client is not None for phase in self.phases), initial=0))
+        return [Exchange(self.phases[i], index[i], j, n, keep) for (i, j, n), keep in zip(turns, needed_later, strict=True)]
 
 
 def probe_of(targets: Targets, loss: Loss) -> Fold:
