@@ -21,7 +21,7 @@ from feddkd.engines import Order, Reply
 from feddkd.engines.lanes import Lane, Store, Tape
 from feddkd.engines.serial import gather, retained
 from feddkd.engines.strategies import Chooser
-from feddkd.engines.work import Work, chosen, join, lanes_in, stacked, take
+from feddkd.engines.work import Work, chosen, grouped, join, lanes_in, shapes, stacked, take
 from feddkd.errors import InputError, choices
 from feddkd.method import Batch, Collect, Exchange, Fold, Gradient
 from feddkd.models import Model
@@ -82,7 +82,11 @@ class Batched:
         if isinstance(exchange.phase.client, Gradient):
             return [self._differentiate(exchange, exchange.phase.client, order) for order in orders]
         assert exchange.phase.client is not None, "a phase without a client half never reaches an engine"
-        return self._fold(exchange, exchange.phase.client, orders)
+        replies: dict[int, Reply] = {}
+        for alike in grouped([shapes(order.sent) for order in orders]):  # only those can be lanes of one program
+            found = self._fold(exchange, exchange.phase.client, [orders[n] for n in alike])
+            replies |= dict(zip(alike, found, strict=True))
+        return [replies[n] for n in range(len(orders))]
 
     # --- folds
 

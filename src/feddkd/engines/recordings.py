@@ -9,7 +9,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from feddkd.engines.tracing import compiled
-from feddkd.engines.work import Work, advance, join, lanes_in, part, take
+from feddkd.engines.work import Work, advance, join, lanes_in, part, shapes, take
 from feddkd.method import Batch
 from feddkd.params import Groups
 
@@ -98,7 +98,8 @@ class Recording:
 
         if not self.way.streams:
             return compiled(written, self.sent, self.carry, batch)
-        sent, key = self.sent if self.work.shared else take(self.sent, 0), (self.work.phase.name, self.width)
+        sent = self.sent if self.work.shared else take(self.sent, 0)
+        key = (self.work.phase.name, self.width, shapes(sent))
         if key not in lane_steps:
             own, lane = take(self.carry, 0), Batch(*(tensor[0] for tensor in batch))
             lane_steps[key] = compiled(written, sent, own, lane, channels_last=True)
@@ -195,7 +196,7 @@ class Recordings:
         return join([carry, *reversed(finished)])
 
     def _recording(self, work: Work, carry: Groups, width: int, way: Way) -> Recording:
-        key = (work.phase.name, lanes_in(carry), width, work.shared, way)
+        key = (work.phase.name, lanes_in(carry), width, work.shared, way, work.shapes)
         kept = self._kept.get(key)
         if kept is None or len(kept.indices) < len(work.tape.active) or kept.work.client is not work.client:
             self._pool = self._pool or torch.cuda.graph_pool_handle()

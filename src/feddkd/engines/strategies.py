@@ -74,7 +74,7 @@ class Chooser:
         """Traced anew for inputs of other shapes."""
 
         def call(sent: Groups, carry: Groups, batch: Batch) -> Groups:
-            key = (work.phase.name, work.shared, batch.x.shape)
+            key = (work.phase.name, work.shared, batch.x.shape, work.shapes)
             if key not in self.traces:
                 self.traces[key] = traced(work.many, sent, carry, batch)
             return self.traces[key](sent, carry, batch)
