@@ -61,13 +61,14 @@ class End(NamedTuple):
 
 def played(
     text: str, norm: bool = False, engine: type[Any] = Serial, seeds: Sequence[int] = (SEED,), cohort: int = 3, rounds: int = 2,
-    **options: Any
+    place: str = "cpu", **options: Any
 ) -> End:  # fmt: skip
     """Some rounds from the same weights: what the server and the clients hold in the end, and what the server began with."""
     model, method, net = functional(network(norm)), parse(text), network(norm)
     worlds = [World(("method", seed), len(SIZES), 3, 0, OUTPUTS) for seed in seeds]
-    starts = [method.start(model, *model.split(net.state_dict()), world) for world in worlds]
-    host = engine(model, [federation(clients(seed)) for seed in seeds], [memo for _, memo in starts], torch.float64, **options)
+    starts = [method.start(model, *model.split(net.to(place).state_dict()), world) for world in worlds]
+    data = [federation(clients(seed)).to(torch.device(place)) for seed in seeds]
+    host = engine(model, data, [memo for _, memo in starts], torch.float64, **options)
     runs = [Run(at, seed, starts[at][0], has_validation=False) for at, seed in enumerate(seeds)]
     try:
         protocol = fitting_protocol(method, own_tests=False)
@@ -229,7 +230,7 @@ def test_the_published_slip_does_not_matter_where_all_clients_have_the_same_labe
 
 def test_the_generator_learns_what_the_clients_heads_recognise() -> None:
     text = f"fedgen(epochs=20, batch_size=4, lr=0.1, {GENERATOR}, alpha=0, beta=0)"
-    quick = text.replace("generator_steps=6", "generator_steps=400").replace("generator_lr=0.001", "generator_lr=0.02")
+    quick = text.replace("generator_steps=6", "generator_steps=150").replace("generator_lr=0.001", "generator_lr=0.02")
     state = played(quick, cohort=4, rounds=1).states[0]
     y = torch.arange(3).repeat(20)
     noise = torch.rand(60, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -287,10 +288,11 @@ EVERYWHERE = [
     (f"fedgen({{}}, {GENERATOR}, private='statistics')", True),
     (f"fedgen({{}}, {GENERATOR}, weighting='published') | {DKD_TEXT}", False),
 ]
+NAMES = ["feddistill", "feddistill_plus", "fedgen", "published"]
 on_serial = lru_cache(played)
 
 
-@pytest.mark.parametrize(("text", "norm"), EVERYWHERE, ids=["feddistill", "feddistill_plus", "fedgen", "published"])
+@pytest.mark.parametrize(("text", "norm"), EVERYWHERE, ids=NAMES)
 @pytest.mark.parametrize("way", ENGINES)
 def test_several_seeds_on_every_engine_are_serials(text: str, norm: bool, way: str) -> None:
     engine, options = ENGINES[way]
@@ -306,6 +308,18 @@ def test_several_seeds_on_every_engine_are_serials(text: str, norm: bool, way: s
     for one, other in zip(expected.rows[-1], found.rows[-1], strict=True):
         for key in one:
             assert other[key] == pytest.approx(one[key], abs=1e-10), key
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.filterwarnings("ignore")  # compilers warn of their own affairs
+@pytest.mark.parametrize(("text", "norm"), EVERYWHERE, ids=NAMES)
+@pytest.mark.parametrize("strategy", ["vmap", "graph", "streams", "fused"])
+def test_several_seeds_on_cuda_are_serials_on_the_cpu(text: str, norm: bool, strategy: str) -> None:
+    text = text.format("epochs=1, batch_size=8")
+    expected = on_serial(text, norm, seeds=(0, 1, SEED), rounds=3)
+    found = played(text, norm, Batched, seeds=(0, 1, SEED), rounds=3, place="cuda", strategy=strategy, precision="fp32")
+    for before, after in zip(expected.states, found.states, strict=True):
+        assert distance(flat(before), {name: tensor.cpu() for name, tensor in flat(after).items()}) < 1e-12
 
 
 @pytest.mark.parametrize(("strategy", "cohorts"), [("vmap", [(0, 1, 3), (1, 3), (0, 2, 3)]), ("traced", [(0, 1, 3), (1, 3)])])
