@@ -32,6 +32,11 @@ class Batch(NamedTuple):
     share: Tensor
     key: Tensor  # the step's key as one whole number, for dropout
 
+    def marks(self, classes: int) -> Tensor:
+        """(batch, classes): 1 where an example has that label, else 0; padding has none. (one_hot fits no CUDA graph.)"""
+        own = self.y.unsqueeze(-1) == torch.arange(classes, device=self.y.device)
+        return (own & (self.share > 0).unsqueeze(-1)).to(self.share.dtype)
+
 
 # --- what a client does
 
@@ -116,6 +121,8 @@ class World(NamedTuple):
     clients: int = 1
     classes: int = 2
     public: int = 0  # examples that the server holds and everybody may see
+    outputs: int = 2  # of the network; there may be more of them than classes
+    like: Tensor = torch.zeros(())  # of the run's own type and on its device: where whole models are private, the state is empty
 
 
 NOWHERE, NOTHING = World(), Reads(1, source="none")
@@ -211,8 +218,9 @@ class Method(Spelled):
         private = self.private_names(model)
         state: Groups = {"params": without(params, private), "buffers": without(buffers, private)}
         memo: Groups = {"private": only({**params, **buffers}, private)} if private else {}
+        like = next((tensor for tensor in params.values()), world.like)
         for number, phase in enumerate(self.phases):
-            here = world._replace(key=(*world.key, number))
+            here = world._replace(key=(*world.key, number), like=like)
             memo = {**memo, **(phase.brings(model, state, here) if phase.brings else {})}
             state = {**state, **(phase.opens(model, state, here) if phase.opens else {})}
         return state, memo

@@ -94,3 +94,10 @@ def not_true_distillation(teacher: Tensor, student: Tensor, batch: Batch, temper
     place = torch.arange(student.shape[-1] - 1, device=student.device)
     others = place + (place >= batch.y[:, None])
     return distillation(teacher.gather(-1, others), student.gather(-1, others), batch, temperature)
+
+
+def diversity_loss(noise: Tensor, made: Tensor) -> Tensor:
+    """exp(-1/B^2 sum_ij d2(noise_i, noise_j) d1(made_i, made_j)), d2 and d1 the mean square and the mean absolute difference: low
+    where unlike noise makes unlike things"""
+    apart = (noise.unsqueeze(0) - noise.unsqueeze(1)).square().mean(-1) * (made.unsqueeze(0) - made.unsqueeze(1)).abs().mean(-1)
+    return (-apart.mean()).exp()

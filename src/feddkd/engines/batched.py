@@ -20,7 +20,7 @@ from feddkd.engines.lanes import Lane, Store, Tape
 from feddkd.engines.memory import Planner
 from feddkd.engines.serial import gather, retained
 from feddkd.engines.strategies import Chooser
-from feddkd.engines.work import Work, apart, chosen, join, lanes_in, stacked
+from feddkd.engines.work import Work, apart, chosen, grouped, join, lanes_in, shapes, stacked
 from feddkd.errors import InputError, choices
 from feddkd.method import Exchange, Fold, Gradient, probing
 from feddkd.models import Model
@@ -98,7 +98,11 @@ class Batched:
         if isinstance(exchange.phase.client, Gradient):
             return self._differentiate(exchange, exchange.phase.client, orders)
         assert exchange.phase.client is not None, "a phase without a client half never reaches an engine"
-        return self._fold(exchange, exchange.phase.client, orders)
+        replies: dict[int, Reply] = {}
+        for alike in grouped([shapes(order.sent) for order in orders]):  # only those can be lanes of one program
+            found = self._fold(exchange, exchange.phase.client, [orders[n] for n in alike])
+            replies |= dict(zip(alike, found, strict=True))
+        return [replies[n] for n in range(len(orders))]
 
     # --- folds
 

@@ -9,7 +9,7 @@ import torch
 
 from feddkd.engines.replays import in_peace, new_stream
 from feddkd.engines.tracing import compiled
-from feddkd.engines.work import Work, advance, join, lanes_in, part, take
+from feddkd.engines.work import Work, advance, join, lanes_in, part, shapes, take
 from feddkd.method import Batch
 from feddkd.params import Groups
 
@@ -64,7 +64,8 @@ class Recording:
 
         if not self.way.streams:
             return compiled(written, self.sent, self.carry, batch)
-        sent, key = self.sent if self.work.shared else take(self.sent, 0), (self.work.client, self.width)
+        sent = self.sent if self.work.shared else take(self.sent, 0)
+        key = (self.work.client, self.width, shapes(sent))
         if key not in lane_steps:
             own, lane = take(self.carry, 0), Batch(*(tensor[0] for tensor in batch))
             lane_steps[key] = compiled(written, sent, own, lane, channels_last=True)
@@ -159,7 +160,7 @@ class Recordings:
         return join([carry, *reversed(finished)])
 
     def _recording(self, work: Work, carry: Groups, width: int, way: Way) -> Recording:
-        key = (work.client, lanes_in(carry), width, work.shared, way)
+        key = (work.client, lanes_in(carry), width, work.shared, way, work.shapes)
         kept = self._kept.get(key)
         if kept is None or len(kept.indices) < len(work.tape.active):
             kept = self._kept[key] = Recording(work, carry, width, way, self.pool, self._lane_steps)

@@ -83,7 +83,7 @@ class Chooser:
         """Traced anew for another client or inputs of other shapes."""
 
         def call(sent: Groups, carry: Groups, batch: Batch) -> Groups:
-            key = (work.client, work.shared, batch.x.shape)
+            key = (work.client, work.shared, batch.x.shape, work.shapes)
             if key not in self.traces:
                 self.traces[key] = traced(work.many, sent, carry, batch)
             return self.traces[key](sent, carry, batch)
