@@ -4,6 +4,14 @@ from feddkd.methods.dkd import dkd as dkd
 from feddkd.methods.fedavg import fedavg as fedavg
 from feddkd.methods.fedbn import fedbn as fedbn
 from feddkd.methods.fedmax import fedmax as fedmax
+from feddkd.methods.fedopt import fedadagrad as fedadagrad
+from feddkd.methods.fedopt import fedadam as fedadam
+from feddkd.methods.fedopt import fedavgm as fedavgm
+from feddkd.methods.fedopt import fedyogi as fedyogi
 from feddkd.methods.fedprox import fedprox as fedprox
 from feddkd.methods.registry import METHODS as METHODS
 from feddkd.methods.registry import parse as parse
+from feddkd.methods.server import server_adagrad as server_adagrad
+from feddkd.methods.server import server_adam as server_adam
+from feddkd.methods.server import server_momentum as server_momentum
+from feddkd.methods.server import server_yogi as server_yogi
