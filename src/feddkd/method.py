@@ -120,6 +120,7 @@ class World(NamedTuple):
     clients: int = 1
     classes: int = 2
     public: int = 0  # examples that the server holds and everybody may see
+    outputs: int = 2  # of the network for an example; as many as classes or more
 
 
 NOWHERE, NOTHING = World(), Reads(1, source="none")

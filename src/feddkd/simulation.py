@@ -111,9 +111,9 @@ def simulate_runs(
     federations = together([federation.to(place) for federation in federations])
     for index, (federation, start, seed) in enumerate(zip(federations, starts, seeds, strict=True)):
         params, buffers = (to(group, place, dtype) for group in start)
-        _check_fit(model, params, buffers, federation, dtype)
+        outputs = _check_fit(model, params, buffers, federation, dtype)
         _check_public(method, federation)
-        world = World(("method", seed), len(federation.train), federation.classes, len(federation.public))
+        world = World(("method", seed), len(federation.train), federation.classes, len(federation.public), outputs)
         state, memo = method.start(model, params, buffers, world)
         runs.append(Run(index, seed, state, has_validation=len(federation.validation) > 0))
         memos.append(memo)
@@ -172,8 +172,8 @@ def find_device(name: str) -> torch.device:
     return device
 
 
-def _check_fit(model: Model, params: Tensors, buffers: Tensors, federation: Federation, dtype: torch.dtype) -> None:
-    """The network reads the examples and has an output for every label; how many it has, only a call can tell."""
+def _check_fit(model: Model, params: Tensors, buffers: Tensors, federation: Federation, dtype: torch.dtype) -> int:
+    """The network reads the examples and has an output for every label; how many it has, only a call can tell: returned."""
     x = federation.transform(federation.x[:1], dtype)
     try:
         with torch.random.fork_rng([x.device] if x.is_cuda else []), torch.no_grad():
@@ -182,6 +182,7 @@ def _check_fit(model: Model, params: Tensors, buffers: Tensors, federation: Fede
         raise InputError(f"the network cannot read examples of shape {federation.shape}: {error}") from error
     if len(outputs) != 1 or outputs[0] < federation.classes:
         raise InputError(f"labels go up to {federation.classes - 1}, and the network's outputs for an example are {outputs}")
+    return outputs[0]
 
 
 def _check_public(method: Method, federation: Federation) -> None:

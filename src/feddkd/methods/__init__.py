@@ -1,8 +1,11 @@
 """Methods, one file an algorithm, client half and server half together."""
 
+from feddkd.methods.data_sharing import data_sharing as data_sharing
 from feddkd.methods.dkd import dkd as dkd
 from feddkd.methods.fedavg import fedavg as fedavg
 from feddkd.methods.fedbn import fedbn as fedbn
+from feddkd.methods.feddf import feddf as feddf
+from feddkd.methods.feded import feded as feded
 from feddkd.methods.fedmax import fedmax as fedmax
 from feddkd.methods.fedopt import fedadagrad as fedadagrad
 from feddkd.methods.fedopt import fedadam as fedadam
