@@ -345,10 +345,10 @@ FEDDF, FEDED = partial(plain_feddf, lr=0.01), partial(plain_feded, lr=0.01)
 # text, settings of the plain computation, and where it finds a phase among ours: local training is its phase 0, DKD its phase 1
 CASES: list[tuple[str, dict[str, Any], dict[int, int]]] = [
     (f"feddf({FIVE}, server_lr=0.01)", {"server": partial(FEDDF, clip=5.0)}, {}),
-    (f"feddf({FIVE}, server_lr=0.01, clip=0.05, temperature=3, annealing='none')",
-     {"server": partial(FEDDF, clip=0.05, temperature=3.0, cosine=False)}, {}),
-    (f"feddf({FIVE}, server_lr=0.3, clip=None, server_optimiser='sgd')",
-     {"server": partial(plain_feddf, lr=0.3, clip=1e9, adam=False)}, {}),
+    (f"feddf({FIVE}, server_lr=0.01, clip=None, temperature=3, annealing='none')",
+     {"server": partial(FEDDF, clip=1e9, temperature=3.0, cosine=False)}, {}),
+    (f"feddf({FIVE}, server_lr=0.3, clip=0.2, server_optimiser='sgd', temperature=2)",
+     {"server": partial(plain_feddf, lr=0.3, clip=0.2, adam=False, temperature=2.0)}, {}),
     (f"feddf({FIVE}, server_lr=0.01) | {DKD_TEXT}", {"server": partial(FEDDF, clip=5.0), "dkd": DKD}, {1: 2}),
     (f"feded({FIVE}, server_lr=0.01)", {"server": partial(FEDED, clip=5.0)}, {}),
     (f"feded({FIVE}, server_lr=0.01, hard=0.5, temperature=2)",
@@ -452,6 +452,19 @@ def test_sharing_data_with_a_single_client_is_training_on_the_joined_data() -> N
     shared = simulate(method=f"data_sharing({LOCAL})", clients=[(x, y)], public=(more, labels), **options).params
     joined = simulate(method=f"fedavg({LOCAL})", clients=[(torch.cat([x, more]), torch.cat([y, labels]))], **options).params
     assert distance(shared, joined) == 0
+
+
+def test_shared_examples_count_in_a_clients_steps_and_a_warm_up_costs_no_communication() -> None:
+    data = clients()
+    run = partial(simulate, model=network("plain"), clients=data, test=data[0], public=public(), dtype="float64", rounds=2)
+    (first, second), warm = (
+        run(method=f"data_sharing({LOCAL})").history,
+        run(method=f"data_sharing({LOCAL}, warmup_steps=3)").history,
+    )
+    steps = sum(2 * -(-(len(y) + PUBLIC) // 4) for _, y in data) / len(data)
+    assert (first["local_steps"], second["local_steps"]) == (steps, 2 * steps)
+    for cost in ("communications", "local_steps", "bytes_up", "bytes_down"):
+        assert warm[1][cost] == second[cost]
 
 
 def test_a_phase_may_end_after_a_round() -> None:
