@@ -81,7 +81,9 @@ def test_the_library_prints_nothing(path: Path) -> None:
 @pytest.mark.parametrize("path", sorted((SOURCE / "methods").glob("[a-z]*.py")), ids=lambda path: path.name)
 def test_a_methods_file_says_who_published_it(path: Path) -> None:
     if path.stem not in ("local", "registry"):
-        assert re.search(r"arXiv:\d{4}\.\d{5}", ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "")
+        assert re.search(
+            r"arXiv:\d{4}\.\d{5}|doi:10\.\d{4,}/", ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        )
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.what)

@@ -98,12 +98,15 @@ class Rate:
 
 @dataclass(frozen=True)
 class Repeat:
-    """How often a phase is repeated in a round: not at all in the first `warmup` rounds, then `times`."""
+    """How often a phase is repeated in a round: not at all in the first `warmup` rounds, then `times`, up to round `last`."""
 
     times: int = 1
     warmup: int = 0
+    last: int | None = None
 
     def __call__(self, round: int) -> int:
+        if self.last is not None and round > self.last:
+            return 0
         return 0 if round <= self.warmup else self.times
 
 
@@ -144,6 +147,7 @@ class Phase:
     over: Callable[[Groups], Tensor] | None = None  # of the server's state, after a repetition: whether to leave out the rest
     at: Literal["clients", "server"] = "clients"  # the server may work through examples of its own as if it were a client
     refines: bool = False  # betters a shared model that stands already, so what stood before is judged too
+    follows: bool = False  # works on the way that the round's earlier phases have moved the shared model
     needs: frozenset[str] = frozenset()  # memo groups that an earlier phase of the round must have left
     leaves: frozenset[str] = frozenset()  # memo groups that this phase leaves with the client for later phases
     keeps: frozenset[str] = frozenset()  # memo groups that stay with the client from round to round
@@ -192,16 +196,22 @@ class Method(Spelled):
         return joined
 
     def check_order(self) -> None:
-        """Each phase finds with the client what it needs."""
+        """Each phase finds with the client what it needs, and at the server what it works on."""
         left: set[str] = set()
-        for phase in self.phases:
+        for number, phase in enumerate(self.phases):
+            if phase.follows and number == 0:
+                raise InputError(
+                    f"phase {phase.name!r} works on what the round has made of the model so far, and nothing comes before it: "
+                    f"put a method that trains locally first, as in fedavg() | {self}"
+                )
             if missing := phase.needs - left - phase.keeps:
                 raise InputError(
                     f"phase {phase.name!r} needs {', '.join(sorted(missing))!r} with the client, and no phase before it leaves "
                     f"that there: put a method that trains locally first, as in fedavg() | {self}"
                 )
-            if phase.refines and "model" in self.private:
-                raise InputError(f"phase {phase.name!r} teaches a shared model, and in {self} whole models stay with the clients")
+            if (phase.refines or phase.follows) and "model" in self.private:
+                does = "teaches" if phase.refines else "moves"
+                raise InputError(f"phase {phase.name!r} {does} a shared model, and in {self} whole models stay with the clients")
             left |= phase.leaves | phase.keeps
 
     def private_names(self, model: Model) -> frozenset[str]:

@@ -1,8 +1,8 @@
-"""Local optimisers as pairs of pure functions. The state is groups of tensors that ride in a client's carry, new in every
-round."""
+"""Optimisers as pairs of pure functions. The state is groups of tensors: at a client they ride in its carry, new in every round;
+at the server they last as long as the run."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -61,3 +61,37 @@ def adam(
         return combine(move, params, first, after["largest" if amsgrad else "second"]), after
 
     return Optimiser(init, update)
+
+
+def adaptive(
+    rule: Literal["adagrad", "adam", "yogi"], *, beta1: float, beta2: float, tau: float, initial: float | None = None
+) -> Optimiser:
+    """The server's optimisers of "Adaptive federated optimization": m <- b1 m + (1 - b1) g;  w <- w - lr m / (sqrt(v) + tau).
+
+    adagrad: v <- v + g^2;  adam: v <- b2 v + (1 - b2) g^2;  yogi: v <- v - (1 - b2) g^2 sign(v - g^2). No correction of bias; v
+    begins at `initial`, tau^2 unless said.
+    """
+    first_v = tau**2 if initial is None else initial
+    rules: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+        "adagrad": lambda v, g: v + g**2,
+        "adam": lambda v, g: beta2 * v + (1 - beta2) * g**2,
+        "yogi": lambda v, g: v - (1 - beta2) * g**2 * torch.sign(v - g**2),
+    }
+
+    def init(params: Tensors) -> Groups:
+        return {"first": zeros(params), "second": combine(lambda w: torch.full_like(w, first_v), params)}
+
+    def update(params: Tensors, grads: Tensors, state: Groups, lr: Tensor) -> tuple[Tensors, Groups]:
+        first = combine(lambda m, g: beta1 * m + (1 - beta1) * g, state["first"], grads)
+        second = combine(rules[rule], state["second"], grads)
+        moved = combine(lambda w, m, v: w - lr * m / (v.sqrt() + tau), params, first, second)
+        return moved, {"first": first, "second": second}
+
+    return Optimiser(init, update)
+
+
+def clip_norm(grads: Tensors, most: float) -> dict[str, Tensor]:
+    """g min(1, most / |g|), |g| over all tensors together, as torch.nn.utils.clip_grad_norm_ has it."""
+    norm = torch.stack([gradient.square().sum() for gradient in grads.values()]).sum().sqrt()
+    scale = (most / (norm + 1e-6)).clamp(max=1.0)
+    return combine(lambda gradient: gradient * scale, grads)

@@ -29,7 +29,7 @@ class Federation:
     own_test: tuple[Indices, ...] | None  # where each client is tested on examples of its own
     validation: Indices
     test: Indices
-    public: Indices = field(default_factory=lambda: np.arange(0))  # held by the server, to be seen by everybody; labels unused
+    public: Indices = field(default_factory=lambda: np.arange(0))  # held by the server, to be seen by everybody
 
     @property
     def shape(self) -> tuple[int, ...]:
