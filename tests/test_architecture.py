@@ -17,7 +17,7 @@ FLOORS = [
     ["spelling", "keys", "params"],
     ["data", "models"],
     ["method"],
-    ["objectives", "optimisers"],
+    ["objectives", "optimisers", "matching"],
     ["methods"],
     ["engines"],
     ["evaluate", "costs"],
