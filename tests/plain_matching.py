@@ -30,7 +30,7 @@ class PlainFedMA:
     by_examples: bool = False
     by_labels: bool = True
     sweeps: int = 5
-    dkd: dict[str, Any] | None = None
+    dkd_steps: int = 0
     moved: int = 0  # how many units changed places: a test of matching where none does would show little
     nets: dict[int, nn.Sequential] = field(default_factory=dict)
 
@@ -42,9 +42,9 @@ class PlainFedMA:
                 self.match_after_one_training(t)
             else:
                 self.match_layer_by_layer(t)
-            if self.dkd is not None:
-                for j in range(1, self.dkd["steps"] + 1):
-                    self.distil(t, j)
+            for j in range(1, self.dkd_steps + 1):
+                phase = 1 if self.once else len(self.layers)
+                distil(self.net, self.nets, self.clients, (self.seed, t, phase, j), lr=0.3, size=5)
 
     def match_layer_by_layer(self, t: int) -> None:
         orders: dict[int, list[int]] = {}
@@ -129,21 +129,21 @@ class PlainFedMA:
         module = net.get_submodule(self.layers[at][0])
         return torch.cat([parameter.detach().reshape(len(parameter), -1) for parameter in module.parameters()], dim=1)
 
-    def distil(self, t: int, j: int) -> None:
-        assert self.dkd is not None
-        index = 1 if self.once else len(self.layers)
-        sums = [torch.zeros_like(parameter) for parameter in self.net.parameters()]
-        for k, teacher in self.nets.items():
-            (indices,) = draw(Reads(self.dkd["batch_size"], steps=1), len(self.clients[k][1]), (self.seed, t, index, j, k))
-            x, student = self.clients[k][0][indices], copy.deepcopy(self.net).eval()
-            with torch.no_grad():
-                taught = softmax(copy.deepcopy(teacher).eval()(x), dim=1)
-            loss = -(taught * log_softmax(student(x), dim=1)).sum(dim=1).mean()
-            for total, gradient in zip(sums, torch.autograd.grad(loss, list(student.parameters())), strict=True):
-                total += gradient
+
+def distil(net: nn.Module, teachers: dict[int, nn.Sequential], clients: list[Pair], path: Any, lr: float, size: int) -> None:
+    """One DKD step; `path` is (seed, round, phase, step)."""
+    sums = [torch.zeros_like(parameter) for parameter in net.parameters()]
+    for k, teacher in teachers.items():
+        (indices,) = draw(Reads(size, steps=1), len(clients[k][1]), (*path, k))
+        x, student = clients[k][0][indices], copy.deepcopy(net).eval()
         with torch.no_grad():
-            for parameter, total in zip(self.net.parameters(), sums, strict=True):
-                parameter.sub_(self.dkd["lr"] * total / len(self.nets))
+            taught = softmax(copy.deepcopy(teacher).eval()(x), dim=1)
+        loss = -(taught * log_softmax(student(x), dim=1)).sum(dim=1).mean()
+        for total, gradient in zip(sums, torch.autograd.grad(loss, list(student.parameters())), strict=True):
+            total += gradient
+    with torch.no_grad():
+        for parameter, total in zip(net.parameters(), sums, strict=True):
+            parameter.sub_(lr * total / len(teachers))
 
 
 def best_orders(units: dict[int, Tensor], shares: dict[int, float], sweeps: int) -> dict[int, list[int]]:

@@ -3,6 +3,7 @@
 import copy
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from feddkd import InputError, parse, simulate
+from feddkd import InputError, functional, parse, simulate
 from feddkd.data.batches import Reads
-from feddkd.engines.batched import Batched
-from feddkd.engines.pool import Pool
-from feddkd.engines.serial import Serial
+from feddkd.evaluate import Protocol
 from feddkd.matching import assign, matched_average
+from feddkd.method import Collect, Method, Part, World
+from feddkd.methods.astraea import mediators
+from feddkd.models import Model
 from feddkd.models.chain import chain
 from feddkd.models.digit_cnn import digit_cnn
 from feddkd.models.emnist_cnn import emnist_cnn
@@ -23,18 +25,25 @@ from feddkd.models.femnist_cnn import FemnistCNN
 from feddkd.models.mlp import mlp
 from feddkd.models.small_cnn import small_cnn
 from feddkd.models.vgg9 import vgg9
+from feddkd.params import Groups, Tensors, combine, only
+from feddkd.simulation import simulate_runs
 from plain_matching import PlainFedMA
+from plain_mediators import PlainAstraea
 from small import clients as small_clients
 from small import distance
 from small import network as small_network
 from small import run as small_run
 from test_engines import WAYS, apart
-from test_engines import run as engine_run
+from test_engines import network as engine_network
+from test_engines import world as world_of
 from test_laws import watched
 from test_reference import clients as image_clients
 from test_reference import network as image_network
 
 DATA, NET = small_clients(), small_network()
+# with batches of six an epoch ends in one of three or four: in pairs batch norm would magnify rounding
+IMAGES = [(x[:n], y[:n]) for (x, y), n in zip(image_clients(), (10, 9, 22, 16), strict=True)]
+LOCAL = "epochs=2, batch_size=6, lr=0.05, momentum=0.5, weight_decay=0.01"
 
 
 # --- matching
@@ -214,7 +223,6 @@ def test_a_run_of_fedma_refuses_a_network_it_cannot_match_before_it_begins() -> 
 
 # --- FedMA
 
-FEDMA_LOCAL = "epochs=2, batch_size=6, lr=0.05, momentum=0.5, weight_decay=0.01"
 FEDMA_CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("fedma({})", "plain", {}),
     ("fedma({})", "bn", {}),
@@ -222,9 +230,9 @@ FEDMA_CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("fedma({}, form='once', sweeps=0)", "bn", {"once": True, "sweeps": 0}),
     ("fedma({}, weights='examples')", "plain", {"by_examples": True}),
     ("fedma({}, head='examples')", "bn", {"by_labels": False}),
-    ("fedma({}) | dkd(steps=2, batch_size=5, lr=0.3)", "plain", {"dkd": {"steps": 2, "batch_size": 5, "lr": 0.3}}),
+    ("fedma({}) | dkd(steps=2, batch_size=5, lr=0.3)", "plain", {"dkd_steps": 2}),
     ("fedma({}, form='once') | dkd(steps=2, batch_size=5, lr=0.3)", "bn",
-     {"once": True, "dkd": {"steps": 2, "batch_size": 5, "lr": 0.3}}),
+     {"once": True, "dkd_steps": 2}),
 ]  # fmt: skip
 
 
@@ -236,7 +244,8 @@ def twin_network(kind: str) -> nn.Sequential:
         for module in list(net.children())[:-1]:
             if isinstance(module, nn.Linear | nn.Conv2d):
                 twins = len(module.weight) // 2 * 2
-                module.weight[1:twins:2] = module.weight[0:twins:2] + 0.01 * module.weight[1:twins:2]
+                for tensor in module.parameters():
+                    tensor[1:twins:2] = tensor[0:twins:2] + 0.01 * tensor[1:twins:2]
     return net
 
 
@@ -244,15 +253,13 @@ def twin_network(kind: str) -> nn.Sequential:
 @pytest.mark.parametrize("cohort", [3, 4])
 def test_two_rounds_of_fedma_equal_the_plain_computation(text: str, kind: str, settings: dict[str, Any], cohort: int) -> None:
     start, seed = twin_network(kind), 5
-    # batches of six that end in one of three or four: in pairs batch norm would magnify rounding
-    data = [(x[:n], y[:n]) for (x, y), n in zip(image_clients(), (10, 9, 22, 16), strict=True)]
     layers = [["0", "1"], ["4", "5"], ["7"]] if kind == "bn" else [["0"], ["3"], ["5"]]
     sgd = {"lr": 0.05, "momentum": 0.5, "weight_decay": 0.01}
-    plain = PlainFedMA(copy.deepcopy(start), data, seed, layers, sgd, Reads(6, epochs=2), **settings)
+    plain = PlainFedMA(copy.deepcopy(start), IMAGES, seed, layers, sgd, Reads(6, epochs=2), **settings)
     plain.run(rounds=2, cohort=cohort)
     assert plain.moved > 0  # else agreement would mean little
     result = simulate(
-        model=start, clients=data, test=data[0], method=text.format(FEDMA_LOCAL), rounds=2, cohort=cohort, seed=seed,
+        model=start, clients=IMAGES, test=IMAGES[0], method=text.format(LOCAL), rounds=2, cohort=cohort, seed=seed,
         initial=start.state_dict(), dtype=torch.float64,
     )  # fmt: skip
     assert distance(result.params, plain.net.state_dict()) < 1e-10
@@ -307,11 +314,107 @@ def test_fedma_goes_on_without_a_client_that_falls_silent() -> None:
     assert "fedma" not in later.state
 
 
+# --- Astraea
+
+ASTRAEA_CASES: list[tuple[str, str, dict[str, Any]]] = [
+    ("astraea({}, gamma=2)", "plain", {"gamma": 2}),
+    ("astraea({}, gamma=3, passes=2)", "bn", {"gamma": 3, "passes": 2}),
+    ("astraea({}, gamma=5) | dkd(steps=2, batch_size=5, lr=0.3)", "plain", {"gamma": 5, "dkd_steps": 2}),
+    ("astraea({}, gamma=2) | dkd(steps=2, batch_size=5, lr=0.3)", "bn", {"gamma": 2, "dkd_steps": 2}),
+]
+
+
+@pytest.mark.parametrize(("text", "kind", "settings"), ASTRAEA_CASES)
+@pytest.mark.parametrize("cohort", [3, 4])
+def test_two_rounds_of_astraea_equal_the_plain_computation(text: str, kind: str, settings: dict[str, Any], cohort: int) -> None:
+    start, seed = image_network(kind), 5
+    assert isinstance(start, nn.Sequential)
+    sgd = {"lr": 0.05, "momentum": 0.5, "weight_decay": 0.01}
+    settings = {"passes": 1, **settings}
+    plain = PlainAstraea(copy.deepcopy(start), IMAGES, seed, 3, settings=sgd, reads=Reads(6, epochs=2), **settings)
+    plain.run(rounds=2, cohort=cohort)
+    result = simulate(
+        model=start, clients=IMAGES, test=IMAGES[0], method=text.format(LOCAL), rounds=2, cohort=cohort, seed=seed,
+        initial=start.state_dict(), dtype=torch.float64,
+    )  # fmt: skip
+    assert distance(result.params, plain.net.state_dict()) < 1e-10
+
+
+def test_astraea_with_one_client_to_a_mediator_is_fedavg() -> None:
+    local = "epochs=2, batch_size=100, lr=0.5"
+    mediated, average = (small_run(text, DATA, NET) for text in (f"astraea({local}, gamma=1)", f"fedavg({local})"))
+    assert distance(mediated.params, average.params) < 1e-12
+
+
+def test_a_mediator_of_one_client_that_it_visits_twice_trains_twice_as_long() -> None:
+    twice, longer = (
+        small_run(text, DATA[:1], NET, rounds=1)
+        for text in ("astraea(epochs=2, batch_size=100, passes=2)", "fedavg(epochs=4, batch_size=100)")
+    )
+    assert distance(twice.params, longer.params) < 1e-12
+
+
+def test_mediators_gather_clients_whose_labels_balance() -> None:
+    labels = torch.eye(3, dtype=torch.float64).repeat_interleave(2, 0) * 10  # two clients with each label alone
+    assert mediators([0, 1, 2, 3, 4, 5], labels, 3) == [[0, 2, 4], [1, 3, 5]]
+    assert mediators([1, 4, 5], labels, 2) == [[1, 4], [5]]
+    assert mediators([0], labels, 4) == [[0]]
+
+
+def test_every_client_of_a_cohort_has_one_seat() -> None:
+    labels = torch.randint(0, 20, (23, 4), generator=torch.Generator().manual_seed(0)).double()
+    groups = mediators(range(23), labels, 5)
+    assert [len(group) for group in groups] == [5, 5, 5, 5, 3]
+    assert sorted(client for group in groups for client in group) == list(range(23))
+
+
+def test_clients_report_their_labels_once_and_each_hop_is_a_communication() -> None:
+    params = sum(parameter.numel() for parameter in NET.parameters())
+    rows = small_run("astraea(gamma=2, epochs=1, batch_size=8)", DATA, NET, rounds=2).history
+    assert [row["communications"] for row in rows] == [1 + 2, 1 + 2 + 2]
+    assert [row["bytes_up"] for row in rows] == [8 * 3 * (3 + params), 8 * 3 * (3 + 2 * params)]  # counts, then models
+    assert [row["bytes_down"] for row in rows] == [8 * 3 * t * (params + 2) for t in (1, 2)]  # learning rate, first pass or not
+    steps = sum(-(-n // 8) for n in (12, 20, 33)) / 3
+    assert [row["local_steps"] for row in rows] == pytest.approx([1 + steps, 1 + 2 * steps])
+
+
+def test_more_seats_than_clients_cost_nothing() -> None:
+    few, many = (small_run(f"astraea(gamma={gamma})", DATA, NET, rounds=1) for gamma in (3, 10))
+    assert distance(few.params, many.params) == 0
+    assert few.history[0]["communications"] == many.history[0]["communications"] == 4
+
+
+def test_a_mediator_goes_on_with_the_model_it_has_when_a_client_falls_silent() -> None:
+    method = parse("astraea(gamma=3, epochs=1, batch_size=100, lr=0.5)")
+    world = World(clients=3, classes=3)
+    _, silent = watched(method, silent={"local": {1}}, world=world)
+    _, census = watched(method, silent={"labels": {1}}, world=world)
+    alone = small_run(str(method), [DATA[0], DATA[2]], NET, rounds=1)
+    assert distance(dict(census.state["params"]), alone.params) < 1e-12
+    assert distance(dict(silent.state["params"]), alone.params) < 1e-12
+    assert int(silent.state["astraea"]["examples"]) == 12 + 33
+
+
+# --- engines
+
+
+def play_on(engine: str, text: str, norm: bool, **options: Any) -> tuple[list[Any], list[Any]]:
+    model = functional(engine_network(norm))
+    rows: list[Any] = []
+    runs, _ = simulate_runs(
+        model, parse(text), [world_of(seed) for seed in (0, 1)], [model.initial(("init", seed)) for seed in (0, 1)], (0, 1),
+        rounds=3, cohort=3, protocol=Protocol.GLOBAL, engine=engine, device="cpu", dtype=torch.float64, on_round=rows.append,
+        options=options,
+    )  # fmt: skip
+    return [run.state for run in runs], rows[-1]
+
+
 ENGINE_CASES = [
     "fedma(epochs=1, batch_size=8, lr=0.03)",
     "fedma(epochs=1, batch_size=8, weights='examples', optimiser='adam', lr=0.01, eps=0.001)",
     "fedma(form='once', epochs=1, batch_size=8) | dkd(steps=2, batch_size=14)",
-    "fedma(epochs=1, batch_size=8, lr=0.03) | dkd(steps=2, batch_size=14)",
+    "astraea(gamma=2, epochs=1, batch_size=8, lr=0.03)",
+    "astraea(gamma=2, passes=2, epochs=1, batch_size=8, lr=0.03) | dkd(steps=2, batch_size=14)",
 ]
 COSTS = ("communications", "local_steps", "bytes_up", "bytes_down")
 
@@ -319,21 +422,42 @@ COSTS = ("communications", "local_steps", "bytes_up", "bytes_down")
 @pytest.mark.parametrize("text", ENGINE_CASES)
 @pytest.mark.parametrize("norm", [False, True], ids=["no batch norm", "batch norm"])
 def test_batched_agrees_with_serial(text: str, norm: bool) -> None:
-    expected, rows = engine_run(Serial, text, norm, seeds=(0, 1))
+    expected, rows = play_on("serial", text, norm)
     for way in ("vmap", "loop", "vmap in chunks"):
-        found, same = engine_run(Batched, text, norm, seeds=(0, 1), **WAYS[way])
+        found, same = play_on("batched", text, norm, **WAYS[way])
         assert apart(expected, found) < 1e-12, way
         assert [[row[name] for name in COSTS] for row in same] == [[row[name] for name in COSTS] for row in rows]
 
 
-@pytest.mark.parametrize("text", ["fedma(steps=2, batch_size=10, lr=0.03)"])
+@pytest.mark.parametrize("text", ["fedma(steps=2, batch_size=10, lr=0.03)", "astraea(gamma=2, steps=2, batch_size=10, lr=0.03)"])
 def test_the_pool_and_traced_steps_agree_with_serial(text: str) -> None:
-    expected, _ = engine_run(Serial, text, False, seeds=(0, 1))
-    assert apart(expected, engine_run(Pool, text, False, seeds=(0, 1), workers=2)[0]) < 1e-12
-    assert apart(expected, engine_run(Batched, text, False, seeds=(0, 1), strategy="traced")[0]) < 1e-12
+    expected, _ = play_on("serial", text, False)
+    assert apart(expected, play_on("pool", text, False, workers=2)[0]) < 1e-12
+    assert apart(expected, play_on("batched", text, False, strategy="traced")[0]) < 1e-12
 
 
-@pytest.mark.parametrize("text", ["fedma(form='twice')", "fedma(weights='labels')", "fedma(sweeps=-1)", "fedma(head=2)"])
+@pytest.mark.parametrize("rule", [Collect.MEAN_BY_EXAMPLES, Collect.MEAN_BY_CLIENTS])
+def test_what_the_parts_of_a_cohort_send_is_gathered_as_if_it_were_one(rule: Collect) -> None:
+    (phase,) = parse("fedavg(epochs=1, batch_size=100)").phases
+    note = {"buffers": Collect.EVERY, "params": rule}
+
+    def server(model: Model, state: Groups, collected: Groups, rates: Tensors) -> Groups:
+        mean = combine(lambda tensor: tensor.mean(0), collected["all"])
+        return {**state, "params": collected["params"], "mean": mean, "who": only(rates, ("clients", "examples"))}
+
+    whole = replace(phase, collect=note, every={"all": "params"}, server=server)
+    split = replace(whole, parts=lambda state, cohort, step: [Part(cohort[:1], {}), Part(cohort[1:], {})])
+    ends = [watched(Method((one,)))[1] for one in (whole, split)]
+    for group in ("params", "mean", "who"):
+        assert distance(dict(ends[0].state[group]), dict(ends[1].state[group])) < 1e-12
+    assert ends[0].state["who"]["examples"].tolist() == [12, 20, 33]
+    assert ends[0].costs == ends[1].costs
+
+
+WRONG = ["fedma(form='twice')", "fedma(weights='labels')", "fedma(sweeps=-1)", "fedma(head=2)", "astraea(gamma=0)"]
+
+
+@pytest.mark.parametrize("text", [*WRONG, "astraea(passes=0)"])
 def test_wrong_options_are_refused(text: str) -> None:
-    with pytest.raises(InputError, match=text[6:].split("=")[0]):
+    with pytest.raises(InputError, match=text.partition("(")[2].partition("=")[0]):
         parse(text)

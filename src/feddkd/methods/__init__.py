@@ -1,5 +1,6 @@
 """Methods, one file an algorithm, client half and server half together."""
 
+from feddkd.methods.astraea import astraea as astraea
 from feddkd.methods.dkd import dkd as dkd
 from feddkd.methods.fedavg import fedavg as fedavg
 from feddkd.methods.fedbn import fedbn as fedbn
