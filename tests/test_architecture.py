@@ -17,7 +17,7 @@ FLOORS = [
     ["spelling", "keys", "params", "lock"],
     ["data", "models"],
     ["method"],
-    ["objectives", "optimisers"],
+    ["objectives", "optimisers", "matching"],
     ["methods"],
     ["engines"],
     ["evaluate", "costs", "diagnostics"],

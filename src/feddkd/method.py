@@ -6,7 +6,7 @@ phases after a's. All functions in here are pure: they change nothing they are g
 so that an engine may loop, vmap, compile or capture them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import accumulate
@@ -112,8 +112,8 @@ class Repeat:
 
 # --- exchanges, phases, methods
 
-# (model, state, collected, rates) -> state. The server also finds state["start"], the weights the round began with, and
-# rates["share"], the share of all clients that answered.
+# (model, state, collected, rates) -> state. The server also finds state["start"], the weights the round began with, and in rates
+# who answered: "clients" (their numbers, in the order in which uploads are stacked), "examples" (n_k), "share" (of all clients).
 ServerFn = Callable[[Model, Groups, Groups, Tensors], Groups]
 
 
@@ -131,6 +131,13 @@ class World(NamedTuple):
 NOWHERE, NOTHING = World(), Reads(1, source="none")
 
 
+class Part(NamedTuple):
+    """Some clients of a cohort, and the groups sent to them alone: besides what everybody is sent, or in its place."""
+
+    clients: tuple[int, ...]
+    sent: Groups
+
+
 @dataclass(frozen=True)
 class Phase:
     """One kind of exchange. Without a client half it is the server's own business and nothing is exchanged."""
@@ -144,6 +151,9 @@ class Phase:
     sends: tuple[str, ...] = ("params", "buffers")  # groups of the server's state
     rates: Mapping[str, Schedule] = field(default_factory=dict)  # arrive with what is sent, as sent["rates"], and at the server
     repeat: Repeat = Repeat()
+    # (state, cohort, repetition) -> the parts of the cohort that are asked; clients of no part sit this repetition out
+    parts: Callable[[Groups, tuple[int, ...], int], Sequence[Part]] | None = None
+    unfolds: "Callable[[Model], tuple[Phase, ...]] | None" = None  # the phases it stands for, where those depend on the network
     over: Callable[[Groups], Tensor] | None = None  # of the server's state, after a repetition: whether to leave out the rest
     at: Literal["clients", "server"] = "clients"  # the server may work through examples of its own as if it were a client
     refines: bool = False  # betters a shared model that stands already, so what stood before is judged too
@@ -214,6 +224,11 @@ class Method(Spelled):
                 raise InputError(f"phase {phase.name!r} {does} a shared model, and in {self} whole models stay with the clients")
             left |= phase.leaves | phase.keeps
 
+    def fitted(self, model: Model) -> "Method":
+        """The same method for this very network: phases that depend on it are unfolded."""
+        unfolded = (phase.unfolds(model) if phase.unfolds else (phase,) for phase in self.phases)
+        return replace(self, phases=tuple(phase for phases in unfolded for phase in phases))
+
     def private_names(self, model: Model) -> frozenset[str]:
         names = {
             "none": frozenset[str](),
@@ -229,7 +244,7 @@ class Method(Spelled):
         state: Groups = {"params": without(params, private), "buffers": without(buffers, private)}
         memo: Groups = {"private": only({**params, **buffers}, private)} if private else {}
         like = next((tensor for tensor in params.values()), world.like)
-        for number, phase in enumerate(self.phases):
+        for number, phase in enumerate(self.fitted(model).phases):
             here = world._replace(key=(*world.key, number), like=like)
             memo = {**memo, **(phase.brings(model, state, here) if phase.brings else {})}
             state = {**state, **(phase.opens(model, state, here) if phase.opens else {})}

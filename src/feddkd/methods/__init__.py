@@ -1,5 +1,6 @@
 """Methods, one file an algorithm, client half and server half together."""
 
+from feddkd.methods.astraea import astraea as astraea
 from feddkd.methods.data_sharing import data_sharing as data_sharing
 from feddkd.methods.dkd import dkd as dkd
 from feddkd.methods.fedavg import fedavg as fedavg
@@ -12,6 +13,7 @@ from feddkd.methods.feddyn import feddyn as feddyn
 from feddkd.methods.feded import feded as feded
 from feddkd.methods.fedgen import fedgen as fedgen
 from feddkd.methods.fedgkd import fedgkd as fedgkd
+from feddkd.methods.fedma import fedma as fedma
 from feddkd.methods.fedmax import fedmax as fedmax
 from feddkd.methods.fednova import fednova as fednova
 from feddkd.methods.fedntd import fedntd as fedntd
