@@ -8,25 +8,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import torch
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
-from feddkd.bench import JOBS, Bench, document, page, setting, sized
-from feddkd.data.partition import PARTITIONS
-from feddkd.data.sources import SOURCES
+from feddkd.commands.bench import bench
+from feddkd.commands.data import data_app
+from feddkd.commands.methods import methods
+from feddkd.commands.terminal import AsJson, DataDir, File, Settings
+from feddkd.commands.terminal import console as _console
 from feddkd.errors import ClientError, InputError, NobodyAnsweredError
-from feddkd.execute import execute, lock_step, prepare
+from feddkd.execute import execute, lock_step
 from feddkd.experiment import Experiment, load
 from feddkd.figure import curves
-from feddkd.methods import METHODS
 from feddkd.record import find, folder_name
-from feddkd.report import drawing, table
+from feddkd.report import table
 from feddkd.rounds import Row
-from feddkd.spelling import Registry
 from feddkd.version import __version__
 
 app = typer.Typer(
@@ -37,15 +34,7 @@ app = typer.Typer(
     help="Federated learning by decentralised knowledge distillation.\n\n"
     "Write an experiment as a TOML file, `feddkd run` it, `feddkd report` what came out.",
 )
-data_app = typer.Typer(no_args_is_help=True, help="Look at data sources and at how they are divided among clients.")
 app.add_typer(data_app, name="data")
-
-DataDir = Annotated[
-    Path | None, typer.Option("--data", metavar="DIR", envvar="FEDDKD_DATA", help="Folder with the official data files.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="End with one JSON object on the last line of standard output.")]
-Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the file; repeatable.")]
-File = Annotated[Path, typer.Argument(metavar="FILE.toml", help="The experiment.")]
 
 
 def main() -> None:
@@ -64,11 +53,6 @@ def main() -> None:
         if not hasattr(error, "format_message"):  # typer's usage errors have it, and no public class of their own
             raise
         _fail(error.format_message())
-
-
-def _console(stderr: bool = False) -> Console:
-    """Shows texts as they are: what is in brackets or between colons is the user's, not markup."""
-    return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
 
 
 def _fail(message: str, status: int = 2) -> None:
@@ -161,31 +145,6 @@ def _title(experiment: Experiment) -> str:
 
 
 @app.command()
-def methods(as_json: AsJson = False) -> None:
-    """List the methods, what each does and its options with their defaults. Compose them with |, as in fedavg() | dkd()."""
-    if as_json:
-        rows = [{"name": name, "summary": _summary(METHODS, name), "options": METHODS.options(name)} for name in METHODS]
-        print(json.dumps({"methods": rows}, default=lambda _: None))  # an option without a default has `...`: null
-        return
-    page = _page("method", "what it does", "options")
-    for name in METHODS:
-        options = (key if value is ... else f"{key}={value!r}" for key, value in METHODS.options(name).items())
-        page.add_row(name, _summary(METHODS, name), ", ".join(options))
-    _console().print(page)
-
-
-def _page(*headings: str) -> Table:
-    page = Table(show_lines=True)
-    for heading in headings:
-        page.add_column(heading, overflow="fold")
-    return page
-
-
-def _summary(registry: Registry[Any], name: str) -> str:
-    return (registry[name].__doc__ or "").strip().splitlines()[0]
-
-
-@app.command()
 def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of runs.")] = Path("runs"),
     figure: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the accuracy curves, too: .png, .svg, .pdf.")] = None,
@@ -197,121 +156,8 @@ def report(
         curves(records, figure)
 
 
-@app.command()
-def bench(
-    job: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Which job; repeatable; all of them if none.")] = None,
-    engine: Annotated[str | None, typer.Option(help="The engine to measure; the fastest kind unless said.")] = None,
-    strategy: Annotated[str | None, typer.Option(help="One of the engine's strategies, where it has several.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...; a GPU where there is one.")] = None,
-    precision: Annotated[str | None, typer.Option(help="tf32, fp32, bf16 or fp64.")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads, of the plain loop too.")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Steps an exchange where steps are timed (J for dkd).")] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Timed repeats; the median counts.")] = 5,
-    small: Annotated[bool, typer.Option("--small", help="Everything tiny: a smoke test, no measurement.")] = False,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the JSON object to a file, too.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Measure an engine against the plain loop over clients, in the same run, on made-up data.
-
-    Jobs: femnist, vgg9, many-small, mlp, dirichlet, seeds, dkd; bench/README.md says what each is.
-    """
-    if threads is not None:
-        torch.set_num_threads(threads)
-    here = setting(engine=engine, device=device, precision=precision, strategy=strategy, repeats=repeats)
-    runner = Bench(here, sized(device=here.device, small=small, steps=steps))
-    entries: list[dict[str, Any]] = []
-    for one in [runner.find(name) for name in job or JOBS]:
-        if out is not None and not entries:
-            _write_json(out, document(entries, here, small=small))  # complain before anything is measured
-        _console(stderr=True).print(f"{one.name}: {one.what}")
-        entries.append(runner.measure(one))
-        if out is not None:  # after every job: a run that is stopped keeps what it had
-            _write_json(out, document(entries, here, small=small))
-    _console(stderr=as_json).print(page(entries, here))
-    if as_json:
-        print(json.dumps(document(entries, here, small=small), default=str))
-
-
-def _write_json(path: Path, value: Any) -> None:
-    try:
-        path.write_text(json.dumps(value, indent=1, default=str) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}") from None
-
-
-def _sources() -> list[str]:
-    """Those that can be had without saying more: `npz` needs a path."""
-    return [name for name in SOURCES if ... not in SOURCES.options(name).values()]
-
-
-@data_app.command("list")
-def data_list(as_json: AsJson = False) -> None:
-    """The data sources, which files each reads and where to get them; and the partitions."""
-    made = {name: SOURCES[name]() for name in _sources()}
-    sources: list[dict[str, Any]] = [
-        {"name": name, "summary": source.summary, "files": list(source.files), "origin": source.origin}
-        for name, source in made.items()
-    ]
-    sources += [
-        {"name": name, "summary": _summary(SOURCES, name), "files": [], "origin": ""} for name in SOURCES if name not in made
-    ]
-    partitions = [{"name": name, "summary": _summary(PARTITIONS, name)} for name in PARTITIONS]
-    if as_json:
-        print(json.dumps({"sources": sources, "partitions": partitions}))
-        return
-    page, rules = _page("source", "what it is, which files it reads, where to get them"), _page("partition", "what it does")
-    for source in sources:
-        facts = source["summary"], ", ".join(source["files"]), source["origin"]
-        page.add_row(source["name"], "\n".join(filter(None, facts)))
-    for rule in partitions:
-        rules.add_row(rule["name"], rule["summary"])
-    _console().print(page, rules)
-
-
-@data_app.command("check")
-def data_check(
-    names: Annotated[list[str] | None, typer.Argument(help="Sources, with options if need be; all of them if none.")] = None,
-    data: DataDir = None,
-) -> None:
-    """Read data sources whole and say what was found: counts, shapes, hash. Exit status 2 if one cannot be read."""
-    bad = []
-    for name, source in {name: SOURCES.one(name) for name in names or _sources()}.items():
-        try:
-            found = source.load(data)
-            shape, note = "x".join(map(str, found.train.x.shape[1:])), f"; {found.note}" if found.note else ""
-            size = f"{len(found.train):,} training and {len(found.test):,} test examples of {shape}"
-            print(f"{name}: {size}, {found.classes} classes, sha256 {found.digest[:12]}{note}")
-        except InputError as error:
-            bad.append(name)
-            print(f"{name}: {error}")
-    if bad:
-        raise InputError(f"cannot be read here: {', '.join(bad)}")
-
-
-@data_app.command("show")
-def data_show(
-    file: File,
-    set_: Settings = None,
-    data: DataDir = None,
-    save: Annotated[Path | None, typer.Option(metavar="FILE.npz", help="Keep the partition in a file.")] = None,
-) -> None:
-    """Draw how the data of an experiment, the first of the file, is divided: clients x classes.
-
-    A partition kept by --save is used by `partition = "saved(path='FILE.npz')"`.
-    """
-    experiment = load(file, set_ or ())[0]
-    prepared = prepare(experiment, data)
-    if save is not None:
-        try:
-            prepared.split.save(save)
-        except OSError as error:
-            raise InputError(f"cannot write the partition to {save}: {error.strerror}") from None
-    y = prepared.federation.y.numpy()
-    held = np.stack([np.bincount(y[indices], minlength=prepared.data.classes) for indices in prepared.federation.train])
-    console = _console()
-    page = drawing(held, prepared.data.labels, console.width)
-    page.title = f"{experiment.partition} of {experiment.data}, partition {prepared.split.digest[:12]}"
-    console.print(page)
+app.command()(methods)
+app.command()(bench)
 
 
 @app.callback(invoke_without_command=True)
