@@ -77,9 +77,9 @@ def in_precision(
     return list(experiments), {"precision": precision}
 
 
-def lock_step(experiments: Sequence[Experiment]) -> list[list[int]]:
-    """Positions of experiments that can run as one program: the same but for the seed."""
-    families: dict[str, list[int]] = {}
-    for at, experiment in enumerate(experiments):
-        families.setdefault(experiment.family, []).append(at)
+def lock_step(experiments: Sequence[Experiment], places: Sequence[Path]) -> list[list[int]]:
+    """Positions of experiments that can run as one program: the same but for the seed, and in the same place."""
+    families: dict[tuple[str, Path], list[int]] = {}
+    for at, (experiment, place) in enumerate(zip(experiments, places, strict=True)):
+        families.setdefault((experiment.family, place), []).append(at)
     return list(families.values())
