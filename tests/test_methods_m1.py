@@ -324,12 +324,12 @@ def test_texts_come_back_and_every_method_has_a_line_of_help(text: str) -> None:
 
 ENGINE_TEXTS = [
     "scaffold(epochs=1, batch_size=8, momentum=0.5)",
-    "feddyn(epochs=1, batch_size=8, alpha=0.5)",
+    "feddyn(steps=3, batch_size=8, alpha=0.5)",
     "fednova(epochs=1, batch_size=8, momentum=0.5, nesterov=True)",
-    "moon(epochs=1, batch_size=8, mu=2)",
-    "fedntd(epochs=1, batch_size=8, temperature=2)",
-    "fedgkd(epochs=1, batch_size=8, c=1, buffer=2)",
-    "fedgkd(epochs=1, batch_size=8, c=1, buffer=2) | dkd(steps=2, batch_size=14)",
+    "moon(steps=3, batch_size=8, mu=2)",
+    "fedntd(steps=3, batch_size=8, temperature=2)",
+    "fedgkd(steps=3, batch_size=8, c=1, buffer=2)",
+    "fedgkd(steps=3, batch_size=8, c=1, buffer=2) | dkd(steps=2, batch_size=14)",
 ]
 ENGINES: dict[str, tuple[type[Any], dict[str, Any], tuple[bool, ...]]] = {
     "vmap": (Batched, {"strategy": "vmap"}, (False, True)),
