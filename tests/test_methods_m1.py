@@ -205,9 +205,10 @@ def test_scaffold_and_feddyn_come_to_rest_where_the_pooled_loss_does_and_fedavg_
     text: str, at_the_optimum: bool
 ) -> None:
     data = [(x - x.mean(0), y) for x, y in clients((20, 20, 20))]
+    torch.manual_seed(0)
     line = nn.Sequential(nn.Linear(5, 3)).double()
     x, y = pooled(data)
-    result = run(text.format("epochs=10, batch_size=100, lr=0.5"), data, line, rounds=60, engine="batched")
+    result = run(text.format("epochs=5, batch_size=100, lr=0.5"), data, line, rounds=25)
     w = {name: tensor.requires_grad_() for name, tensor in result.params.items()}
     slopes = torch.autograd.grad(cross_entropy(functional(line)(w, {}, x, mode="eval").logits, y), list(w.values()))
     assert (max(float(slope.abs().max()) for slope in slopes) < 1e-5) == at_the_optimum
@@ -323,12 +324,12 @@ def test_texts_come_back_and_every_method_has_a_line_of_help(text: str) -> None:
 
 ENGINE_TEXTS = [
     "scaffold(epochs=1, batch_size=8, momentum=0.5)",
-    "feddyn(epochs=1, batch_size=8, alpha=0.5)",
+    "feddyn(steps=3, batch_size=8, alpha=0.5)",
     "fednova(epochs=1, batch_size=8, momentum=0.5, nesterov=True)",
-    "moon(epochs=1, batch_size=8, mu=2)",
-    "fedntd(epochs=1, batch_size=8, temperature=2)",
-    "fedgkd(epochs=1, batch_size=8, c=1, buffer=2)",
-    "fedgkd(epochs=1, batch_size=8, c=1, buffer=2) | dkd(steps=2, batch_size=14)",
+    "moon(steps=3, batch_size=8, mu=2)",
+    "fedntd(steps=3, batch_size=8, temperature=2)",
+    "fedgkd(steps=3, batch_size=8, c=1, buffer=2)",
+    "fedgkd(steps=3, batch_size=8, c=1, buffer=2) | dkd(steps=2, batch_size=14)",
 ]
 ENGINES: dict[str, tuple[type[Any], dict[str, Any], tuple[bool, ...]]] = {
     "vmap": (Batched, {"strategy": "vmap"}, (False, True)),
@@ -343,7 +344,7 @@ ENGINES: dict[str, tuple[type[Any], dict[str, Any], tuple[bool, ...]]] = {
 def test_every_engine_agrees_with_serial_over_several_seeds_at_once(text: str, norm: bool) -> None:
     expected, rows = engine_run(Serial, text, norm, seeds=(0, 1))
     for name, (engine, options, nets) in ENGINES.items():
-        if norm in nets:
+        if norm in nets and not (name == "traced" and "dkd" in text):  # DKD is no fold: there is nothing new to trace
             found, same = engine_run(engine, text, norm, seeds=(0, 1), **options)
             assert apart(expected, found) < 1e-12, name
             for key, value in rows[1].items():
