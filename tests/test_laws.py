@@ -261,3 +261,14 @@ def test_methods_are_values_equal_when_they_mean_the_same() -> None:
     assert parse("fedavg( lr = .1 )|dkd") == fedavg() | dkd()
     assert len({fedavg(), fedavg(lr=0.1), parse("fedavg()")}) == 1
     assert bytes_of({"a": {"x": torch.zeros(3)}}) == 12
+
+
+@pytest.mark.parametrize("private", ["norm", "statistics"])
+def test_fedavg_with_batch_norm_at_home_is_fedbn(private: str) -> None:
+    net = nn.Sequential(nn.Linear(5, 7, bias=False), nn.BatchNorm1d(7), nn.ReLU(), nn.Linear(7, 3)).double()
+    data, rest = clients((12, 20, 34)), "dkd(steps=2, batch_size=8, student='batch')"
+    whole = run(f"fedbn({LOCAL}, private={private!r}) | {rest}", data, net)
+    pieces = [f"fedavg({LOCAL})", f"local_bn(private={private!r})", rest]
+    for order in (pieces, [pieces[0], pieces[2], pieces[1]]):
+        assert distance(whole.params, run(" | ".join(order), data, net).params) == 0
+    assert set(run(f"fedprox({LOCAL}) | local_bn()", data, net).params) == {"0.weight", "3.weight", "3.bias"}

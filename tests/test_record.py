@@ -13,8 +13,9 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from feddkd import Experiment, InputError
-from feddkd.execute import execute, prepare
+from feddkd.execute import execute
 from feddkd.figure import curves
+from feddkd.prepare import prepare
 from feddkd.record import Recorder, find, folder_name
 from feddkd.report import drawing, table
 from feddkd.summary import mean_and_std, summarise, to_target
@@ -121,7 +122,7 @@ def test_an_unknown_engine_or_device_writes_nothing(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match=r"cannot write the run to .*file"):
-        Recorder(tmp_path / "file" / "run").open({})
+        Recorder(tmp_path / "file" / "run").take()
 
 
 def test_a_table_shows_mean_and_population_std_over_seeds(runs: Path) -> None:

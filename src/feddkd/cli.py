@@ -19,10 +19,12 @@ from feddkd.bench import JOBS, Bench, document, page, setting, sized
 from feddkd.data.partition import PARTITIONS
 from feddkd.data.sources import SOURCES
 from feddkd.errors import ClientError, InputError, NobodyAnsweredError
-from feddkd.execute import execute, lock_step, prepare
+from feddkd.execute import execute, lock_step
 from feddkd.experiment import Experiment, load
 from feddkd.figure import curves
+from feddkd.halt import Halted
 from feddkd.methods import METHODS
+from feddkd.prepare import prepare
 from feddkd.record import find, folder_name
 from feddkd.report import drawing, table
 from feddkd.rounds import Row
@@ -56,6 +58,8 @@ def main() -> None:
         _fail(str(error))
     except (ClientError, NobodyAnsweredError) as error:
         _fail(str(error), status=1)
+    except Halted as halted:
+        _fail(str(halted), status=halted.status)
     except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted", status=130)
     except OSError as error:  # a full disk, a closed pipe
@@ -106,6 +110,7 @@ def run(
       clients' part that the server holds for everybody to see, for methods that use such data
     - transform: in place of the one that goes with the data, as in "pad(pixels=2) | normalise(mean=0.5, std=0.5)"
     - evaluation = "auto", or global, client_mean, client_pooled; dtype = "float32", or float64
+    - diagnostics = true logs the theory's quantities (L1', L2', their bound, update norms, clients' losses) in every round
     - target: a test accuracy whose price is reported; name: a label for tables
 
     A table [sweep] lists values, as in seed = [0, 1, 2]. Change any key by --set rounds=5, --set 'method=fedavg(lr=0.3)',

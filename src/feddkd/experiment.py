@@ -47,6 +47,7 @@ class Experiment:
     transform: str | None = None  # in place of the one that goes with the data
     evaluation: Literal["auto", "global", "client_mean", "client_pooled"] = "auto"
     dtype: Literal["float32", "float64"] = "float32"
+    diagnostics: bool = False  # log the theory's quantities in every round; changes no number of the run
     target: Share | None = None  # test accuracy whose price is reported; changes no number of the run
     name: str = ""  # a label for tables; changes no number of the run
 

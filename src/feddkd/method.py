@@ -7,7 +7,7 @@ so that an engine may loop, vmap, compile or capture them.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Literal, NamedTuple
 
@@ -57,9 +57,7 @@ class Gradient:
 
     targets: Targets
     loss: Loss
-    probe: bool = (
-        False  # upload too, as upload["probe"], the loss at the shared weights on the examples that reads.spare sets aside
-    )
+    probe: Fold | None = None  # done at the same time, on examples that reads.spare sets aside; its upload joins the gradient
 
 
 class Collect(Enum):
@@ -234,6 +232,31 @@ class Method(Spelled):
         forever = frozenset({"private"}).union(wanted, *(phase.keeps for phase in self.phases))
         needed_later = [forever.union(*(self.phases[i].needs for i, _, _ in turns[at + 1 :])) for at in range(len(turns))]
         return [Exchange(self.phases[i], i, j, n, keep) for (i, j, n), keep in zip(turns, needed_later, strict=True)]
+
+
+def probe_of(targets: Targets, loss: Loss) -> Fold:
+    """The loss at the shared weights, as upload["probe"]["loss"]."""
+
+    def start(model: Model, sent: Groups, memo: Groups) -> Groups:
+        return {**memo, "probe": {"loss": next(iter(sent["params"].values())).new_zeros(())}}
+
+    def step(model: Model, sent: Groups, carry: Groups, batch: Batch) -> Groups:
+        value = loss(model, sent["params"], sent, carry, batch, targets(model, carry, batch))
+        return {**carry, "probe": {"loss": value}}
+
+    def finish(model: Model, sent: Groups, carry: Groups, memo: Groups) -> tuple[Groups, Groups]:
+        return {"probe": carry["probe"]}, memo
+
+    return Fold(start, step, finish)
+
+
+def probing(phase: Phase) -> Phase | None:
+    """The exchange that a gradient's probe amounts to."""
+    if not isinstance(phase.client, Gradient) or phase.client.probe is None:
+        return None
+    aside = replace(phase.reads, aside=True, random=False)
+    collect = {group: rule for group, rule in phase.collect.items() if group != "gradient"}
+    return replace(phase, name=f"{phase.name} probe", client=phase.client.probe, reads=aside, collect=collect)
 
 
 def own_model(model: Model, sent: Groups, memo: Groups) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -5,25 +5,32 @@ rounds.jsonl       one line a round, without times: two runs on one engine and s
 timings.jsonl      seconds of each round, which do depend on the machine
 summary.json       the numbers people quote; there once the run is finished
 final.safetensors  the final global tensors
+checkpoints/       while it runs: where it can go on from (checkpoint.py)
+lock               while it runs: who writes here
 """
 
 import json
 import math
+import os
 import platform
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any
 
 import numpy
 import torch
 
+from feddkd import checkpoint
 from feddkd.errors import InputError
 from feddkd.experiment import Experiment
+from feddkd.lock import Lock
 from feddkd.rounds import Row
 from feddkd.version import __version__
+
+LINES = ("rounds.jsonl", "timings.jsonl")
 
 
 def folder_name(experiment: Experiment) -> str:
@@ -60,38 +67,92 @@ def describe(experiment: Experiment, *, engine: str, device: torch.device, **fac
 
 @dataclass
 class Recorder:
-    """Writes one run's folder as the run goes on."""
+    """Writes one run's folder as the run goes on. Nobody else may write there meanwhile."""
 
     folder: Path
-    _files: dict[str, TextIO] = field(default_factory=dict)
+    seconds: float = 0.0  # that its rounds have taken, before a halt and after it
+    _files: dict[str, IO[str]] = field(default_factory=dict)
+    _lock: Lock = field(init=False)
 
-    def open(self, manifest: Mapping[str, Any]) -> None:
+    def __post_init__(self) -> None:
+        self._lock = Lock(self.folder)
+
+    def take(self) -> None:
+        """Make the folder and lock it."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            (self.folder / "summary.json").unlink(missing_ok=True)  # whatever was there is being written anew
-            self._write("manifest.json", manifest)
-            self._files = {name: (self.folder / name).open("w", encoding="utf-8") for name in ("rounds.jsonl", "timings.jsonl")}
+            self._lock.take()
         except OSError as error:
             raise InputError(f"cannot write the run to {self.folder}: {error.strerror}") from None
 
+    def begin(self, manifest: Mapping[str, Any]) -> None:
+        """Anew: whatever was there is written over."""
+        for name in ("summary.json", "final.safetensors"):
+            (self.folder / name).unlink(missing_ok=True)
+        checkpoint.remove(self.folder)
+        self._write("manifest.json", manifest)
+        self._open("w")
+
+    def go_on(self, manifest: Mapping[str, Any], after: int) -> list[Row]:
+        """Go on after a round: lines of later rounds, and a torn one, are cut off. Returns the rows that stand."""
+        before = json.loads((self.folder / "manifest.json").read_text(encoding="utf-8"))
+        for key in ("digest", "data", "partition"):
+            if before[key] != manifest[key]:
+                raise InputError(
+                    f"the run in {self.folder} cannot go on: its {key} was {before[key]}, and now is {manifest[key]}"
+                )
+        turn = {"after": after, **{key: manifest[key] for key in ("engine", "started", "command", "versions", "hardware")}}
+        self._write("manifest.json", {**before, "resumed": [*before.get("resumed", []), turn]})
+        rows, timings = (_cut(self.folder / name, after) for name in LINES)
+        self.seconds = sum(line["seconds"] for line in timings)
+        if len(rows) != after:
+            raise InputError(f"the run in {self.folder} has a checkpoint of round {after}, but the lines of {len(rows)} rounds")
+        self._open("a")
+        return rows
+
+    def _open(self, mode: str) -> None:
+        self._files = {name: (self.folder / name).open(mode, encoding="utf-8") for name in LINES}
+
     def row(self, row: Row, seconds: float) -> None:
-        for name, line in (("rounds.jsonl", row), ("timings.jsonl", {"round": row["round"], "seconds": round(seconds, 6)})):
+        self.seconds += seconds
+        for name, line in zip(LINES, (row, {"round": row["round"], "seconds": round(seconds, 6)}), strict=True):
             self._files[name].write(json.dumps(_without_nan(line), allow_nan=False) + "\n")
             self._files[name].flush()
+
+    def sync(self) -> None:
+        """Lines on disk before a checkpoint counts on them."""
+        for file in self._files.values():
+            os.fsync(file.fileno())
 
     def finish(self, summary: Mapping[str, Any], engine: Mapping[str, Any]) -> None:
         """The summary, and in the manifest what the engine decided along the way."""
         manifest = json.loads((self.folder / "manifest.json").read_text(encoding="utf-8"))
         self._write("manifest.json", {**manifest, "engine": engine})
         self._write("summary.json", summary)
+        checkpoint.remove(self.folder)
         self.close()
 
     def close(self) -> None:
         for file in self._files.values():
             file.close()
+        self._lock.give_back()
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
-        (self.folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        checkpoint.put(self.folder / name, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def _cut(path: Path, after: int) -> list[dict[str, Any]]:
+    """Leave the whole lines of rounds up to `after` in a file, and return them."""
+    kept: list[dict[str, Any]] = []
+    end = 0
+    with path.open("rb+") as file:
+        for line in file:
+            if len(kept) == after or not line.endswith(b"\n"):
+                break
+            kept.append(json.loads(line))
+            end += len(line)
+        file.truncate(end)
+    return kept
 
 
 def _without_nan(line: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,6 +178,15 @@ class Record:
     @property
     def finished(self) -> bool:
         return len(self.history) == int(self.manifest["canonical"]["rounds"])
+
+
+def finished_summary(folder: Path, digest: str) -> dict[str, Any] | None:
+    """The summary of a run that has been finished in this folder."""
+    try:
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        return dict(summary) if summary["digest"] == digest and (folder / "final.safetensors").exists() else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def find(folder: Path) -> list[Record]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from feddkd.costs import Costs
 from feddkd.data.federation import SERVER
+from feddkd.diagnostics import diagnose
 from feddkd.engines import Engine, Order, Reply
 from feddkd.errors import NobodyAnsweredError
 from feddkd.evaluate import Measured, Protocol, measure
@@ -41,19 +42,35 @@ class Run:
 
 
 def play(
-    method: Method, model: Model, engine: Engine, runs: Sequence[Run], *, cohort: int, last: int, protocol: Protocol
+    method: Method,
+    model: Model,
+    engine: Engine,
+    runs: Sequence[Run],
+    *,
+    cohort: int,
+    last: int,
+    protocol: Protocol,
+    diagnostics: bool = False,
+    first: int = 1,
 ) -> Iterator[list[Row]]:
     """Yield one row a run, round after round; the runs' states and costs go along."""
-    for t in range(1, last + 1):
+    for t in range(first, last + 1):
         cohorts = [choose(run.seed, t, len(engine.sizes(run.index)), cohort) for run in runs]
         rows: list[Row] = [{"round": t, "clients": list(cohort)} for cohort in cohorts]
         for run in runs:
             run.state = {**run.state, "start": run.state["params"]}
-        for exchange in method.plan(t):
-            if exchange.phase.refines and exchange.step == 1:
+        averages: list[Groups] | None = None  # the states before anything refined them
+        for exchange in method.plan(t, wanted=frozenset({"model"} if diagnostics else ())):
+            if exchange.phase.refines and averages is None:
+                averages = [run.state for run in runs]
                 _judge(engine, runs, rows, protocol, prefix="average_")
             cohorts = _turn(model, engine, exchange, runs, cohorts, t)
         _judge(engine, runs, rows, protocol)
+        if diagnostics:
+            ends = [run.state for run in runs]
+            states = [(run.index, end, before) for run, end, before in zip(runs, ends, averages or ends, strict=True)]
+            for row, found in zip(rows, diagnose(engine, states, cohorts, method.plan(t)[-1].retain), strict=True):
+                row["diagnostics"] = found
         yield [{**row, **asdict(run.costs)} for row, run in zip(rows, runs, strict=True)]
 
 

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from feddkd.checkpoint import Snapshot
 from feddkd.data.examples import Examples, examples
 from feddkd.data.federation import Federation, assemble, together
 from feddkd.data.transforms import transform
@@ -60,12 +61,14 @@ def simulate(
     device: str = "cpu",
     initial: Mapping[str, Tensor] | None = None,
     dtype: torch.dtype | str | None = None,
+    diagnostics: bool = False,
 ) -> Result:
     """Run a method on clients' data: pairs (x, y) of tensors or arrays, or torch datasets; x as the network takes it.
 
     `cohort` is a fraction of the clients (0.5) or a number of them (10). `initial` is a state dict to start from; without it the
     seed draws fresh weights by the layers' own `reset_parameters`, whatever the module's weights are now. `dtype` is that of the
     weights unless said. `public` is what the server holds for everybody to see, for the methods that need such data.
+    `diagnostics` adds the theory's quantities (L1', L2', update norms, ...) to every row.
     """
     federation = assemble(
         [_examples(client, f"client {k}") for k, client in enumerate(clients)],
@@ -80,7 +83,8 @@ def simulate(
     run = simulate_runs(
         network, chosen, [federation], [start], [seed],
         rounds=checked(rounds, Count, "rounds"), cohort=cohort, protocol=fitting_protocol(chosen, own_tests=False),
-        engine=engine, device=device, dtype=_dtype(dtype, start[0]), on_round=lambda rows: history.append(rows[0]),
+        engine=engine, device=device, dtype=_dtype(dtype, start[0]), on_round=lambda rows, _: history.append(rows[0]),
+        diagnostics=diagnostics,
     )[0][0]  # fmt: skip
     return Result({**run.state["params"], **run.state["buffers"]}, history)
 
@@ -98,12 +102,15 @@ def simulate_runs(
     engine: str,
     device: str,
     dtype: torch.dtype,
-    on_round: Callable[[list[Row]], None],
+    on_round: Callable[[list[Row], Callable[[], list[Snapshot]]], None],
     options: Mapping[str, Any] | None = None,
+    diagnostics: bool = False,
+    resume: Sequence[Snapshot] = (),
 ) -> tuple[list[Run], dict[str, Any]]:
-    """Runs of one method in lock-step: one federation, start and seed for each. `on_round` gets their rows as they come.
+    """Runs of one method in lock-step: one federation, start and seed for each; or they `resume`, all after the same round.
 
-    Returns the runs and what the engine has to say of itself.
+    `on_round` gets their rows as they come, and a function that takes snapshots. Returns the runs and what the engine has to say
+    of itself.
     """
     method.check_order()
     place = find_device(device)
@@ -119,13 +126,22 @@ def simulate_runs(
         memos.append(memo)
     host = open_engine(engine, model, federations, memos, dtype, options or {})
     size = cohort_size(cohort, len(federations[0].train))
+    for run, held in zip(runs, resume, strict=False):
+        run.state, run.costs = held.state, held.costs
+        host.restore(run.index, held.memos)
+        host.adopt(held.engine)
+
+    def snapshots() -> list[Snapshot]:
+        return [Snapshot(rows[0]["round"], run.state, run.costs, host.memos_of(run.index), host.facts()) for run in runs]
+
     try:
-        for rows in play(method, model, host, runs, cohort=size, last=rounds, protocol=protocol):
-            on_round(rows)
-        facts: dict[str, Any] = getattr(host, "facts", dict)()
+        for rows in play(method, model, host, runs, cohort=size, last=rounds, protocol=protocol, diagnostics=diagnostics,
+            first=resume[0].round + 1 if resume else 1,
+        ):  # fmt: skip
+            on_round(rows, snapshots)
+        return runs, {"name": type(host).__name__.lower(), **host.facts()}
     finally:
         host.close()
-    return runs, {"name": type(host).__name__.lower(), **facts}
 
 
 def cohort_size(cohort: int | float, clients: int) -> int:

@@ -25,6 +25,7 @@ class Reads:
     random: bool = True  # shuffled, and augmented where the transform says so; else in stored order and as in testing
     drop_last: bool = False  # leave out an epoch's partial batch, unless it is the only one
     spare: int = 0  # so many examples, others in every round, are set aside and not read
+    aside: bool = False  # read what is set aside instead, in one batch
 
     def batches_an_epoch(self, examples: int) -> int:
         whole = examples // self.batch_size
@@ -40,6 +41,8 @@ def draw(reads: Reads, examples: int, key: Key) -> list[Indices]:
 
     A batch that takes in everything is read in stored order: nothing random is left in it, not even the order of a sum.
     """
+    if reads.aside:
+        return [spared(reads, examples, key)]
     free = np.arange(examples)
     if reads.spare and examples > 1:
         free = np.setdiff1d(free, spared(reads, examples, key))

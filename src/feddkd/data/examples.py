@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from feddkd.data.batches import Indices
 from feddkd.errors import InputError
 
 MOST_CLASSES = 100_000  # a label beyond it is a slip, such as a pixel or an identity number
@@ -39,6 +40,7 @@ class Data:
     scale: float  # what a full-scale pixel is
     domains: tuple[str, ...] = ()
     note: str = ""
+    held: tuple[Indices, Indices] | None = None  # of a packed copy: the training and test images that are there
 
     @functools.cached_property
     def digest(self) -> str:

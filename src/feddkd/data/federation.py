@@ -40,6 +40,11 @@ class Federation:
     def sizes(self) -> list[int]:
         return [len(indices) for indices in self.train]
 
+    @property
+    def parts(self) -> list[Indices]:
+        """All index lists: what anybody may read."""
+        return [*self.train, *(self.own_test or ()), self.validation, self.test, self.public]
+
     def counts(self, source: Source) -> list[int]:
         return [len(self.indices(source, client)) for client in range(len(self.train))]
 

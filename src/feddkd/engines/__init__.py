@@ -4,8 +4,8 @@ Engine, device and chunking may change the speed of a run, never its numbers bey
 experiment.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from feddkd.data.batches import Source
 from feddkd.keys import Key
@@ -37,6 +37,18 @@ class Engine(Protocol):
 
     def exchange(self, exchange: Exchange, orders: Sequence[Order]) -> list[Reply]:
         """Send, compute at the clients, gather: one reply for each order."""
+
+    def memos_of(self, run: int) -> Mapping[int, Groups]:
+        """What the clients of a run hold at present, as far as it is more than they began with."""
+
+    def restore(self, run: int, memos: Mapping[int, Groups]) -> None:
+        """Let the clients hold this again."""
+
+    def facts(self) -> dict[str, Any]:
+        """What the engine has decided along the way, for the record."""
+
+    def adopt(self, facts: Mapping[str, Any]) -> None:
+        """Decide so again: a run that goes on must not compute in another way."""
 
     def close(self) -> None:
         """Give back whatever the engine holds."""

@@ -6,7 +6,7 @@ the lanes is carried out is a strategy, chosen by timing (strategies.py).
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -70,6 +70,17 @@ class Batched:
     def facts(self) -> dict[str, Any]:
         """What was decided along the way, for the record."""
         return {"strategy": dict(self.chooser.chosen), "lanes": self.lanes}
+
+    def memos_of(self, run: int) -> Mapping[int, Groups]:
+        return {client: memo for (own, client), memo in self.memos.items() if own == run and memo}
+
+    def restore(self, run: int, memos: Mapping[int, Groups]) -> None:
+        self.memos |= {(run, client): memo for client, memo in memos.items()}
+
+    def adopt(self, facts: Mapping[str, Any]) -> None:
+        found = facts.get("strategy", {})
+        self.chooser.chosen |= {kind: name for kind, name in found.items() if name in self.chooser.known}  # not from elsewhere
+        self.lanes = facts.get("lanes", self.lanes)
 
     def close(self) -> None:
         self.memos.clear()

@@ -1,19 +1,20 @@
 """One client after another, one step after another: the oracle every other engine is tested against."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import grad
 
-from feddkd.data.batches import Indices, Source, draw, spared
+from feddkd.data.batches import Indices, Source, draw
 from feddkd.data.federation import Federation
 from feddkd.engines import Order, Reply
 from feddkd.errors import ClientError, InputError
 from feddkd.keys import Key, fold, step_keys
-from feddkd.method import Batch, Collect, Exchange, Fold, Phase
+from feddkd.method import Batch, Collect, Exchange, Fold, Phase, probing
 from feddkd.models import Model
 from feddkd.params import Groups, Tensors, stack, weighted_mean
 
@@ -30,6 +31,18 @@ class Serial:
 
     def sizes(self, run: int, source: Source = "train") -> Sequence[int]:
         return self.federations[run].counts(source)
+
+    def memos_of(self, run: int) -> Mapping[int, Groups]:
+        return {client: memo for (own, client), memo in self.memos.items() if own == run and memo}
+
+    def restore(self, run: int, memos: Mapping[int, Groups]) -> None:
+        self.memos |= {(run, client): memo for client, memo in memos.items()}
+
+    def facts(self) -> dict[str, Any]:
+        return {}
+
+    def adopt(self, facts: Mapping[str, Any]) -> None:
+        pass
 
     def exchange(self, exchange: Exchange, orders: Sequence[Order]) -> list[Reply]:
         return [self._perform(exchange, order) for order in orders]
@@ -91,10 +104,9 @@ def answer(
     def loss(w: Tensors, batch: Batch) -> Tensor:
         return client_half.loss(model, w, sent, memo, batch, client_half.targets(model, memo, batch))
 
-    upload = {"gradient": grad(loss)(sent["params"], batch)}
-    if client_half.probe:
-        aside = read(federation, indices[spared(phase.reads, len(indices), key)], int(numbers[0]), dtype, random=False)
-        upload["probe"] = {"loss": loss(sent["params"], aside)}
+    upload: dict[str, Tensors] = {"gradient": grad(loss)(sent["params"], batch)}
+    if probe := probing(phase):
+        upload |= answer(model, probe, sent, memo, federation, client, key, dtype)[0]
     return upload, memo
 
 

@@ -4,6 +4,7 @@ from feddkd.methods.data_sharing import data_sharing as data_sharing
 from feddkd.methods.dkd import dkd as dkd
 from feddkd.methods.fedavg import fedavg as fedavg
 from feddkd.methods.fedbn import fedbn as fedbn
+from feddkd.methods.fedbn import local_bn as local_bn
 from feddkd.methods.feddf import feddf as feddf
 from feddkd.methods.feded import feded as feded
 from feddkd.methods.fedmax import fedmax as fedmax

@@ -37,6 +37,7 @@ from feddkd.method import (
     Targets,
     World,
     own_model,
+    probe_of,
 )
 from feddkd.methods.registry import METHODS
 from feddkd.models import Mode, Model
@@ -69,7 +70,8 @@ def dkd(
     if local_steps > 1 and auto:
         raise InputError("dkd: several local_steps do not go with steps='auto'")
     mean = Collect.MEAN_BY_CLIENTS if weights == "clients" else Collect.MEAN_BY_EXAMPLES
-    lesson = Gradient(_teach(teacher), _learn(student, _divergence(divergence, temperature)), probe=auto)
+    targets, loss = _teach(teacher), _learn(student, _divergence(divergence, temperature))
+    lesson = Gradient(targets, loss, probe_of(targets, loss) if auto else None)
     phase = Phase(
         name="distil",
         client=_on_own_copy(lesson) if local_steps > 1 else lesson,

@@ -4,7 +4,8 @@ arXiv:2102.07623.
     FedAvg on all tensors but those of batch-norm layers, which never leave their client
 
 `private="statistics"` keeps only the running statistics at home and averages the affine parameters: FedGen's way with its EMNIST
-network.
+network. `local_bn` is the same as a piece to put after any other method: fedavg() | local_bn() is fedbn(), and
+fedprox() | local_bn() is FedProx with batch norm at home.
 """
 
 from typing import Literal
@@ -18,3 +19,9 @@ from feddkd.methods.registry import METHODS
 def fedbn(local: Local, *, private: Literal["norm", "statistics"] = "norm") -> Method:
     """FedAvg with batch-norm layers kept at each client: average w' only, w = (w', w_k^BN)."""
     return local_training(local, Variant(private=private))
+
+
+@METHODS.register
+def local_bn(*, private: Literal["norm", "statistics"] = "norm") -> Method:
+    """Whatever comes before it, with batch-norm layers kept at each client: w = (w', w_k^BN)."""
+    return Method((), frozenset({private}))

@@ -1,0 +1,46 @@
+"""An experiment with its data loaded and divided and its network built."""
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+
+from feddkd.data.examples import Data
+from feddkd.data.federation import Federation, divide
+from feddkd.data.pack import check_held, unpack
+from feddkd.data.partition import Split
+from feddkd.data.registry import Source
+from feddkd.data.transforms import transform
+from feddkd.experiment import Experiment
+from feddkd.models import Model, functional
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An experiment with its data loaded and divided and its network built."""
+
+    data: Data
+    split: Split
+    federation: Federation
+    model: Model
+
+
+@functools.lru_cache(maxsize=1)
+def _load(source: Source, folder: Path | None) -> Data:
+    """The runs of a sweep mostly share their data: read and check it once."""
+    return unpack(source, folder) or source.load(folder)
+
+
+def prepare(experiment: Experiment, folder: Path | None) -> Prepared:
+    data = _load(experiment.parsed_data, folder)
+    federation, split = divide(
+        data,
+        experiment.parsed_partition,
+        transform(experiment.transform_text, data.scale),
+        clients=experiment.clients,
+        training=experiment.training,
+        validation=experiment.validation,
+        key=(experiment.seed if experiment.split_seed is None else experiment.split_seed,),
+        public=experiment.public,
+    )
+    check_held(data, federation.parts)
+    return Prepared(data, split, federation, functional(experiment.architecture.build(federation.shape, data.classes)))

@@ -1,0 +1,169 @@
+"""Some runs on their way together: play the rounds, write the record, keep checkpoints, go on from them."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from feddkd import checkpoint
+from feddkd.checkpoint import Snapshot, Writer
+from feddkd.experiment import Experiment
+from feddkd.halt import Halt, Halted
+from feddkd.prepare import Prepared, prepare
+from feddkd.record import Recorder, describe
+from feddkd.rounds import Row
+from feddkd.simulation import DTYPES, Result, find_device, simulate_runs
+from feddkd.summary import summarise
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Every:
+    """When to write a checkpoint: after so many rounds, or once so many minutes have passed since the last."""
+
+    rounds: int | None = None
+    minutes: float = 1.0
+
+    def due(self, round: int, seconds: float) -> bool:
+        return seconds >= 60 * self.minutes if self.rounds is None else round % self.rounds == 0
+
+
+OFTEN = Every()
+
+
+class Group(NamedTuple):
+    members: list[int]
+    snapshots: list[Snapshot]  # all of the same round; none: from the beginning
+
+
+def abreast(folders: Sequence[Path], digests: Sequence[str], device: torch.device, fresh: bool) -> list[Group]:
+    """Runs that can go on side by side, since they stand after the same round: if possible all of them."""
+    members = range(len(folders))
+    if fresh or not folders:
+        return [Group(list(members), [])] if folders else []
+    held = [_good(folder, digest, device) for folder, digest in zip(folders, digests, strict=True)]
+    common = set.intersection(*(set(own) | {0} for own in held)) if all(held) else set()
+    stands = [max(common) if common - {0} else max(own, default=0) for own in held]
+    return [
+        Group([n for n in members if stands[n] == t], [held[n][t] for n in members if stands[n] == t] if t else [])
+        for t in sorted(set(stands))
+    ]
+
+
+def _good(folder: Path, digest: str, device: torch.device) -> dict[int, Snapshot]:
+    """A run's checkpoints by round. A damaged one is passed over with a line that says so: the one before is as good."""
+    found = {}
+    for round in checkpoint.rounds(folder):
+        try:
+            found[round] = checkpoint.read(folder, digest, round, device)
+        except checkpoint.DamagedError as error:
+            log.warning("%s; it is left aside", error)
+    return found
+
+
+@dataclass
+class Session:
+    """Some experiments on their way together."""
+
+    experiments: Sequence[Experiment]
+    folders: Sequence[Path]
+    snapshots: Sequence[Snapshot]
+    every: Every
+
+    def run(
+        self,
+        folder: Path | None,
+        engine: str,
+        device: str,
+        options: Mapping[str, Any] | None,
+        on_row: Callable[[int, Row], None],
+    ) -> list[dict[str, Any]]:
+        first = self.experiments[0]
+        prepared = [prepare(experiment, folder) for experiment in self.experiments]
+        self.recorders, self.writer = [Recorder(folder) for folder in self.folders], Writer()
+        try:
+            with Halt() as halt:
+                self._open(prepared, engine, find_device(device))
+                self.last = self.saved = time.perf_counter()
+                runs, facts = simulate_runs(
+                    prepared[0].model, first.parsed_method, [ready.federation for ready in prepared],
+                    [ready.model.initial(("init", e.seed)) for ready, e in zip(prepared, self.experiments, strict=True)],
+                    [experiment.seed for experiment in self.experiments],
+                    rounds=first.rounds, cohort=first.cohort, protocol=first.protocol, engine=engine, device=device,
+                    dtype=DTYPES[first.dtype], options=options, diagnostics=first.diagnostics, resume=self.snapshots,
+                    on_round=lambda rows, snapshots: self._after(rows, snapshots, halt, on_row),
+                )  # fmt: skip
+            self.writer.wait()
+            return [
+                _finish(experiment, recorder, Result({**run.state["params"], **run.state["buffers"]}, history), facts)
+                for experiment, recorder, run, history in zip(self.experiments, self.recorders, runs, self.histories, strict=True)
+            ]
+        finally:
+            self.writer.close()
+            for recorder in self.recorders:
+                recorder.close()
+
+    def _open(self, prepared: Sequence[Prepared], engine: str, device: torch.device) -> None:
+        self.histories: list[list[Row]] = []
+        for recorder in self.recorders:
+            recorder.take()
+        for experiment, ready, recorder in zip(self.experiments, prepared, self.recorders, strict=True):
+            manifest = _manifest(experiment, ready, engine, device)
+            if self.snapshots:
+                self.histories.append(recorder.go_on(manifest, self.snapshots[0].round))
+            else:
+                recorder.begin(manifest)
+                self.histories.append([])
+
+    def _after(
+        self, rows: list[Row], snapshots: Callable[[], list[Snapshot]], halt: Halt, on_row: Callable[[int, Row], None]
+    ) -> None:
+        """A round has ended: write it down, keep a checkpoint if one is due, stop if somebody asked for it."""
+        now = time.perf_counter()
+        for index, row in enumerate(rows):
+            self.histories[index].append(row)
+            self.recorders[index].row(row, (now - self.last) / len(rows))
+            on_row(index, row)
+        self.last = now
+        t, more = rows[0]["round"], rows[0]["round"] < self.experiments[0].rounds
+        if more and (halt.asked or self.every.due(t, now - self.saved)):
+            self.writer.submit(partial(self._save, snapshots()))
+            self.saved = now
+        if more and halt.asked:
+            self.writer.wait()
+            raise Halted(f"stopped after round {t}; the same command goes on from there", halt.asked)
+
+    def _save(self, snapshots: Sequence[Snapshot]) -> None:
+        for experiment, recorder, snapshot in zip(self.experiments, self.recorders, snapshots, strict=True):
+            recorder.sync()
+            checkpoint.write(recorder.folder, experiment.digest, snapshot)
+
+
+def _manifest(experiment: Experiment, ready: Prepared, engine: str, device: torch.device) -> dict[str, Any]:
+    return describe(
+        experiment,
+        engine=engine,
+        device=device,
+        data={"name": ready.data.name, "digest": ready.data.digest, "note": ready.data.note},
+        partition={"digest": ready.split.digest, "sizes": ready.federation.sizes},
+        parameters=sum(tensor.numel() for tensor in ready.model.net.parameters()),
+    )
+
+
+def _finish(experiment: Experiment, recorder: Recorder, result: Result, facts: dict[str, Any]) -> dict[str, Any]:
+    result.save(recorder.folder / "final.safetensors")
+    summary = {
+        "digest": experiment.digest,
+        "method": experiment.method,
+        "seed": experiment.seed,
+        **summarise(result.history, experiment.target),
+        "seconds": round(recorder.seconds, 3),
+    }
+    recorder.finish(summary, facts)
+    return summary

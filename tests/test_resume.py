@@ -1,0 +1,308 @@
+"""A run that was cut short goes on to the same bits."""
+
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from feddkd import Experiment, InputError, checkpoint
+from feddkd.execute import execute
+from feddkd.lock import Lock
+from feddkd.record import folder_name
+from feddkd.session import Every
+
+METHODS = {
+    "fedavg": "fedavg(epochs=1, batch_size=32, lr=0.1)",
+    "dkd": "fedavg(epochs=1, batch_size=32) | dkd(steps=2, momentum=0.5)",
+    "auto": "fedavg(epochs=1, batch_size=32) | dkd(steps='auto', limit=3)",
+    "own models": "fedbn(epochs=1, batch_size=32) | dkd(steps=2)",
+}
+OFTEN = Every(rounds=1)
+
+
+class CutError(Exception):
+    pass
+
+
+def experiment(method: str = METHODS["dkd"], **keys: Any) -> Experiment:
+    tiny = {"partition": "dirichlet(alpha=0.5)", "model": "mlp(hidden='8')", "clients": 5, "cohort": 2, "rounds": 6}
+    return Experiment(**{"method": method, **tiny, **keys})
+
+
+def cut(after: int, experiments: list[Experiment], out: Path, **options: Any) -> None:
+    """Run, and be cut off when the row of this round is written, before its checkpoint is."""
+
+    def stop(index: int, row: dict[str, Any]) -> None:
+        if row["round"] == after and index == len(experiments) - 1:
+            raise CutError
+
+    with pytest.raises(CutError):
+        execute(experiments, out=out, on_row=stop, **{"every": OFTEN, **options})
+
+
+def content(out: Path) -> dict[str, bytes]:
+    """All files of all runs but those that tell the time."""
+    found = [path for path in sorted(out.rglob("*")) if path.is_file() and path.name not in ("manifest.json", "timings.jsonl")]
+    texts = {str(path.relative_to(out)): path.read_bytes() for path in found}
+    return {name: _without_time(text) if name.endswith("summary.json") else text for name, text in texts.items()}
+
+
+def _without_time(summary: bytes) -> bytes:
+    return json.dumps({**json.loads(summary), "seconds": 0}).encode()
+
+
+@pytest.mark.parametrize("engine", ["serial", "batched", "pool"])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("after", [2, 5])
+def test_a_run_cut_short_goes_on_to_the_same_bits(method: str, engine: str, after: int, tmp_path: Path) -> None:
+    runs = [experiment(METHODS[method], seed=seed, split_seed=0) for seed in (0, 1)]
+    options: dict[str, Any] = {"engine": engine, **({"options": {"strategy": "vmap"}} if engine == "batched" else {})}
+    expected = execute(runs, out=tmp_path / "whole", **options)
+    cut(after, runs, tmp_path / "cut", **options)
+    found = execute(runs, out=tmp_path / "cut", every=OFTEN, **options)
+    assert content(tmp_path / "cut") == content(tmp_path / "whole")
+    assert [{**s, "seconds": 0} for s in found] == [{**s, "seconds": 0} for s in expected]
+
+
+def test_it_goes_on_after_the_last_checkpoint_and_not_from_the_beginning(tmp_path: Path) -> None:
+    e = experiment()
+    seen: list[Any] = []
+    cut(4, [e], tmp_path, engine="serial")
+    execute([e], out=tmp_path, engine="serial", on_row=lambda index, row: seen.append(row["round"]))
+    assert seen == [4, 5, 6]
+    manifest = json.loads((tmp_path / folder_name(e) / "manifest.json").read_text())
+    assert [turn["after"] for turn in manifest["resumed"]] == [3]
+
+
+def test_strategies_are_not_chosen_anew(tmp_path: Path) -> None:
+    e = experiment()
+    cut(3, [e], tmp_path, engine="batched")
+    (folder,) = tmp_path.iterdir()
+    held = checkpoint.read(folder, e.digest, checkpoint.rounds(folder)[-1], torch.device("cpu"))
+    assert held.engine["strategy"]
+    execute([e], out=tmp_path, engine="batched")
+    assert json.loads((folder / "manifest.json").read_text())["engine"]["strategy"] == held.engine["strategy"]
+
+
+def test_a_finished_run_is_left_alone_unless_it_is_asked_for_anew(tmp_path: Path) -> None:
+    e = experiment()
+    seen: list[Any] = []
+    first = execute([e], out=tmp_path, engine="serial")
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    assert execute([e], out=tmp_path, engine="serial", on_row=lambda index, row: seen.append(row)) == first
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+    assert not seen
+    execute([e], out=tmp_path, engine="serial", fresh=True, on_row=lambda index, row: seen.append(row))
+    assert len(seen) == 6
+
+
+def test_seeds_that_stand_at_different_rounds_all_reach_the_end(tmp_path: Path) -> None:
+    runs = [experiment(seed=seed) for seed in (0, 1, 2)]
+    expected = execute(runs, out=tmp_path / "whole", engine="serial")
+    execute(runs[:1], out=tmp_path / "cut", engine="serial")
+    cut(4, runs[1:2], tmp_path / "cut", engine="serial")
+    found = execute(runs, out=tmp_path / "cut", engine="serial")
+    assert content(tmp_path / "cut") == content(tmp_path / "whole")
+    assert [s["seed"] for s in found] == [s["seed"] for s in expected] == [0, 1, 2]
+
+
+def test_seeds_cut_between_their_checkpoints_go_on_from_the_last_they_share(tmp_path: Path) -> None:
+    runs = [experiment(seed=seed) for seed in (0, 1)]
+    seen: list[int] = []
+    execute(runs, out=tmp_path / "whole", engine="serial")
+    cut(4, runs, tmp_path / "cut", engine="serial")
+    newest = tmp_path / "cut" / folder_name(runs[1]) / "checkpoints" / "round-000003.json"
+    newest.unlink()
+    execute(runs, out=tmp_path / "cut", engine="serial", on_row=lambda index, row: seen.append(row["round"]))
+    assert seen == [3, 3, 4, 4, 5, 5, 6, 6]
+    assert content(tmp_path / "cut") == content(tmp_path / "whole")
+
+
+# --- what may have happened to the files
+
+
+def cut_run(tmp_path: Path) -> tuple[Experiment, Path]:
+    e = experiment()
+    cut(4, [e], tmp_path / "cut", engine="serial")
+    return e, tmp_path / "cut" / folder_name(e)
+
+
+@pytest.mark.parametrize("name", ["rounds.jsonl", "timings.jsonl"])
+def test_a_torn_last_line_is_cut_and_redone(tmp_path: Path, name: str) -> None:
+    e, folder = cut_run(tmp_path)
+    with (folder / name).open("ab") as file:
+        file.write(b'{"round": 5, "test_acc')
+    execute([e], out=tmp_path / "cut", engine="serial")
+    execute([e], out=tmp_path / "whole", engine="serial")
+    assert content(tmp_path / "cut") == content(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("suffix", [".json", ".safetensors"])
+@pytest.mark.parametrize("damage", [lambda text: text[:-9], lambda text: text[:50] + b"?" + text[51:], lambda text: b""])
+def test_a_damaged_checkpoint_is_left_aside_and_the_one_before_it_taken(
+    tmp_path: Path, suffix: str, damage: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    e, folder = cut_run(tmp_path)
+    seen: list[int] = []
+    path = (folder / "checkpoints" / "round-000003").with_suffix(suffix)
+    path.write_bytes(damage(path.read_bytes()))
+    execute([e], out=tmp_path / "cut", engine="serial", on_row=lambda index, row: seen.append(row["round"]))
+    assert seen == [3, 4, 5, 6]
+    assert "round-000003" in caplog.text
+    assert "left aside" in caplog.text
+    execute([e], out=tmp_path / "whole", engine="serial")
+    assert content(tmp_path / "cut") == content(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(("key", "value", "words"), [("digest", "0" * 64, "another experiment"), ("format", 99, "newer feddkd")])
+def test_a_checkpoint_of_another_experiment_or_format_is_refused(tmp_path: Path, key: str, value: Any, words: str) -> None:
+    e, folder = cut_run(tmp_path)
+    path = folder / "checkpoints" / "round-000003.json"
+    path.write_bytes(checkpoint.signed({**json.loads(path.read_text())["page"], key: value}))
+    with pytest.raises(InputError, match=words):
+        execute([e], out=tmp_path / "cut", engine="serial")
+
+
+def test_a_run_whose_data_have_changed_is_refused(tmp_path: Path) -> None:
+    e, folder = cut_run(tmp_path)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps({**manifest, "data": {**manifest["data"], "digest": "other"}}))
+    with pytest.raises(InputError, match="its data was"):
+        execute([e], out=tmp_path / "cut", engine="serial")
+
+
+def test_only_the_last_two_are_kept_and_none_once_it_is_finished(tmp_path: Path) -> None:
+    e, folder = cut_run(tmp_path)
+    assert checkpoint.rounds(folder) == [2, 3]
+    assert len(list((folder / "checkpoints").iterdir())) == 4
+    execute([e], out=tmp_path / "cut", engine="serial")
+    assert not (folder / "checkpoints").exists()
+
+
+def test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    e, put = experiment(), checkpoint.put
+
+    def full(path: Path, data: bytes) -> None:
+        if path.name == "round-000004.safetensors":
+            path.with_suffix(".safetensors.part").write_bytes(data[:10])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        put(path, data)
+
+    monkeypatch.setattr(checkpoint, "put", full)
+    with pytest.raises(OSError, match="No space left"):
+        execute([e], out=tmp_path / "cut", engine="serial", every=OFTEN)
+    monkeypatch.undo()
+    assert checkpoint.rounds(tmp_path / "cut" / folder_name(e)) == [2, 3]
+    execute([e], out=tmp_path / "cut", engine="serial", every=OFTEN)
+    execute([e], out=tmp_path / "whole", engine="serial")
+    assert content(tmp_path / "cut") == content(tmp_path / "whole")
+
+
+# --- who may write
+
+
+def test_a_second_process_on_the_same_run_is_refused_with_the_name_of_the_first(tmp_path: Path) -> None:
+    e = experiment()
+
+    def again(index: int, row: dict[str, Any]) -> None:
+        with pytest.raises(InputError, match=f"is being written by process {os.getpid()} on"):
+            execute([e], out=tmp_path, engine="serial")
+        raise CutError
+
+    with pytest.raises(CutError):
+        execute([e], out=tmp_path, engine="serial", on_row=again)
+    execute([e], out=tmp_path, engine="serial")
+
+
+def test_a_stale_lock_keeps_nobody_out(tmp_path: Path) -> None:
+    folder = tmp_path / folder_name(experiment())
+    folder.mkdir()
+    (folder / "lock").write_text("process 1 on nowhere\n")
+    execute([experiment()], out=tmp_path, engine="serial")
+    assert not (folder / "lock").exists()
+
+
+def test_a_lock_can_be_taken_again_once_it_is_given_back(tmp_path: Path) -> None:
+    first, second = Lock(tmp_path), Lock(tmp_path)
+    first.take()
+    with pytest.raises(InputError):
+        second.take()
+    first.give_back()
+    second.take()
+    second.give_back()
+
+
+# --- signals
+
+SCRIPT = """
+import sys, time
+from pathlib import Path
+from feddkd import Experiment
+from feddkd.execute import execute
+from feddkd.halt import Halted
+from feddkd.session import Every
+runs = [Experiment(method={method!r}, partition="dirichlet(alpha=0.5)", model="mlp(hidden='8')", clients=5, cohort=2, rounds=12,
+                   seed=seed, split_seed=0) for seed in (0, 1)]
+def told(index, row):
+    print(row["round"], flush=True)
+    time.sleep({slow})
+try:
+    execute(runs, out=Path(sys.argv[1]), engine="serial", every=Every(rounds={rounds}), on_row=told)
+except Halted as halted:
+    print(halted, flush=True)
+    sys.exit(halted.status)
+"""
+
+
+def start(out: Path, slow: float = 0.0, rounds: int = 1) -> "subprocess.Popen[str]":
+    script = SCRIPT.format(method=METHODS["own models"], slow=slow, rounds=rounds)
+    return subprocess.Popen([sys.executable, "-c", script, str(out)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def finish(process: "subprocess.Popen[str]") -> tuple[int, str]:
+    text, _ = process.communicate(timeout=120)
+    return process.returncode, text
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_lets_the_round_end_and_the_next_start_goes_on(number: signal.Signals, status: int, tmp_path: Path) -> None:
+    assert finish(start(tmp_path / "whole"))[0] == 0
+    process = start(tmp_path / "cut", slow=0.1, rounds=1000)
+    assert process.stdout is not None
+    while "4" not in process.stdout.readline():
+        pass
+    process.send_signal(number)
+    code, text = finish(process)
+    assert code == status
+    assert "stopped after round" in text
+    code, text = finish(start(tmp_path / "cut"))
+    assert code == 0
+    assert "4" not in text.split()
+    assert content(tmp_path / "cut") == content(tmp_path / "whole")
+
+
+def test_a_run_killed_at_any_moment_ends_in_the_same_bits(tmp_path: Path) -> None:
+    assert finish(start(tmp_path / "whole"))[0] == 0
+    dice, kills = random.Random(0), 0
+    for _ in range(40):
+        process = start(tmp_path / "cut")
+        assert process.stdout is not None
+        process.stdout.readline()  # not before it is at work: Python takes seconds to start
+        time.sleep(dice.uniform(0, 0.08))
+        process.kill()
+        code, _ = finish(process)
+        kills += code == -signal.SIGKILL
+        if code == 0 or kills >= 3:
+            break
+    assert kills
+    assert finish(start(tmp_path / "cut"))[0] == 0
+    assert content(tmp_path / "cut") == content(tmp_path / "whole")
