@@ -94,9 +94,7 @@ def taught_at_server(
 
     def opens(model: Model, state: Groups, world: World) -> Groups:
         if {*state["params"], *state["buffers"]} != model.param_names | model.buffer_names:
-            raise InputError(
-                f"phase {name!r} runs whole models at the server, which do not go with tensors private to the clients"
-            )
+            raise InputError(f"phase {name!r} runs whole models at the server; they do not go with tensors private to clients")
         return {}
 
     return Phase(
