@@ -7,7 +7,7 @@ DONE := $(VENV)/.ready
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 $(DONE): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "feddkd needs Python 3.11 or newer; set PYTHON=...")'
@@ -28,6 +28,12 @@ test: $(DONE) ## everything CI runs: format, lint, types, tests
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
+methods-docs: $(DONE) ## write docs/methods from the methods' own files
+	$(BIN)/feddkd methods --markdown docs/methods
+
+methods-table: $(DONE) ## every method with and without DKD on the digits, five seeds: docs/methods/table.md; goes on where it was stopped
+	OMP_NUM_THREADS=1 $(BIN)/python experiments/methods.py
+
 mutants: $(DONE) ## break the code on purpose, one thing at a time, and see a test fail for each
 	$(BIN)/python tests/mutants.py
 
@@ -38,4 +44,4 @@ format: $(DONE) ## put the code in order
 clean: ## remove what the targets above made, except runs
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo test mutants format clean
+.PHONY: help setup demo test methods-docs methods-table mutants format clean

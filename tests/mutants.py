@@ -61,7 +61,7 @@ MUTANTS = [
     Mutant("shuffled although the batch takes in everything", "data/batches.py",
            "reads.random and len(free) > reads.batch_size", "reads.random", ("tests/test_simulate.py",)),
     Mutant("later exchanges go to the whole cohort", "rounds.py",
-           "return [reply.clients for reply in replies]", "return list(cohorts)"),
+           "client not in asked - answered", "client not in set()"),
     Mutant("evaluation normalises by the test batch", "evaluate.py", 'batch.x, mode="eval"', 'batch.x, mode="batch"'),
     Mutant("an exchange of DKD counted as free", "costs.py",
            "self.communications + 1", "self.communications + (phase.name == 'local')"),

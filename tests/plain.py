@@ -35,6 +35,7 @@ class Plain:
     dkd: dict[str, Any] | None = None  # steps, batch_size, lr, lr_decay, lr_step_decay, warmup, student
     private: Callable[[str], bool] = lambda name: False
     own: dict[int, dict[str, Tensor]] = field(default_factory=dict)  # client -> its private tensors
+    dkd_phase: int = 1  # DKD's place among the method's phases, counted from 0
 
     def run(self, rounds: int, cohort: int) -> None:
         for t in range(1, rounds + 1):
@@ -85,7 +86,9 @@ class Plain:
         assert self.dkd is not None
         sums = {name: torch.zeros_like(parameter) for name, parameter in self.net.named_parameters() if not self.private(name)}
         for k, teacher in teachers.items():
-            (indices,) = draw(Reads(self.dkd["batch_size"], steps=1), len(self.clients[k][1]), (self.seed, t, 1, j, k))
+            (indices,) = draw(
+                Reads(self.dkd["batch_size"], steps=1), len(self.clients[k][1]), (self.seed, t, self.dkd_phase, j, k)
+            )
             x, student = self.clients[k][0][indices], self.client_view(k).eval()
             if self.dkd.get("student") == "batch":
                 student.train()

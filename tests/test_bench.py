@@ -40,6 +40,17 @@ def test_every_job_runs(name: str, engine: str) -> None:
     assert page([entry], here).row_count == 1
 
 
+@pytest.mark.parametrize("name", ["mlp", "dkd"])
+def test_the_choice_is_compared_with_every_single_strategy_and_the_loop(name: str) -> None:
+    here = setting(engine="batched", device="cpu", repeats=1)
+    runner = Bench(here, sized(device=CPU, small=True), strategies=True)
+    entry = runner.measure(runner.find(name))
+    assert set(entry["strategy_seconds"]) == {"loop", "vmap", "traced"}
+    best = min(*entry["strategy_seconds"].values(), entry["loop_seconds"])
+    assert entry["auto_over_best"] == pytest.approx(entry["seconds"] / best)
+    assert len(page([entry], here).columns) == 8
+
+
 def whole_batches(job: Job) -> Job:
     """With one batch of everything nothing random is left, so that two programs can be compared."""
     return replace(job, local=replace(job.local, batch_size=max(job.sizes)))
@@ -112,6 +123,8 @@ def test_the_command_ends_with_one_json_object_and_writes_it_to_a_file(
         (["--precision", "tf32"], "unknown precision 'tf32' on cpu"),
         (["--precision", "bf16"], "unknown precision 'bf16' on cpu"),
         (["--engine", "serial", "--strategy", "graph"], "engine 'serial' has no strategies"),
+        (["--engine", "serial", "--strategies"], "--strategies compares the choice of engine 'batched'"),
+        (["--strategy", "vmap", "--strategies"], "--strategies compares the choice of engine 'batched'"),
         (["--out", "no/such/folder/bench.json"], "cannot write no/such/folder/bench.json"),
     ],
 )

@@ -1,5 +1,6 @@
 """Every engine agrees with `serial` in float64 to 1e-12 after three rounds: unequal clients, partial cohorts, partial batches."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ from feddkd.data.federation import Federation, assemble
 from feddkd.data.transforms import transform
 from feddkd.engines import Engine, Order
 from feddkd.engines.batched import Batched
+from feddkd.engines.memory import evenly
 from feddkd.engines.serial import Serial
 from feddkd.evaluate import Protocol
 from feddkd.method import Collect
@@ -100,26 +102,132 @@ def test_several_seeds_in_one_program_are_the_seeds_one_by_one(text: str, norm: 
     assert apart(together, alone) < 1e-12
 
 
-def distillations(engine: type[Any], cohorts: Sequence[tuple[int, ...]], rule: Collect) -> list[Any]:
-    """What the distillation steps of a round gather, with these clients at each step."""
-    model, method = functional(network(True)), parse("fedavg(epochs=1, batch_size=8) | dkd(steps=2, batch_size=14)")
-    state, memo = method.start(model, *model.initial(("init", 0)))
-    host: Engine = engine(model, [world(0)], [memo], torch.float64)
-    gathered = []
-    for exchange, cohort in zip(method.plan(1), ((0, 1, 2), *cohorts), strict=True):
+Cohorts = Sequence[Sequence[tuple[int, ...]]]  # step -> run -> who answers
+
+
+def distillations(
+    engine: type[Any], cohorts: Cohorts, rule: Collect, norm: bool = True, place: str = "cpu", **options: Any
+) -> list[Any]:
+    """What the distillation steps of a round gather, step by step and run by run, with these clients at each step."""
+    model, method = functional(network(norm)), parse("fedavg(epochs=1, batch_size=8) | dkd(steps=2, batch_size=14)")
+    device, runs = torch.device(place), range(len(cohorts[0]))
+    initial = [[to(group, device, torch.float64) for group in model.initial(("init", run))] for run in runs]
+    starts = [method.start(model, params, buffers) for params, buffers in initial]
+    worlds = [world(run).to(device) for run in runs]
+    host: Engine = engine(model, worlds, [memo for _, memo in starts], torch.float64, **options)
+    gathered: list[Any] = []
+    for exchange, asked in zip(method.plan(1), ([(0, 1, 2)] * len(runs), *cohorts), strict=True):
         phase = exchange.phase if exchange.index == 0 else replace(exchange.phase, collect={"gradient": rule})
-        order = Order(
-            0, {**state, "rates": exchange.rates(1, state["params"]["0.weight"])}, cohort, (0, 1, exchange.index, exchange.step)
-        )
-        (reply,) = host.exchange(replace(exchange, phase=phase), [order])
-        gathered.append(reply.collected)
-    return gathered[1:]
+        rates = exchange.rates(1, starts[0][0]["params"]["0.weight"])
+        orders = [
+            Order(run, {**starts[run][0], "rates": rates}, asked[run], (run, 1, exchange.index, exchange.step)) for run in runs
+        ]
+        replies = host.exchange(replace(exchange, phase=phase), orders)
+        gathered += [reply.collected for reply in replies if exchange.index > 0]
+    return gathered
+
+
+def cohorts_of(*steps: Sequence[tuple[int, ...]]) -> Cohorts:
+    return steps
+
+
+SILENT = cohorts_of([(0, 1, 2)], [(0, 2)])
+ALIKE = cohorts_of([(0, 1, 2)] * 3, [(0, 1, 2)] * 3)
+UNLIKE = cohorts_of([(0, 1, 2), (0, 2), (0, 1, 2)], [(0, 1, 2), (2,), (0, 2)])
 
 
 @pytest.mark.parametrize("rule", list(Collect))
 def test_distillation_goes_on_when_a_client_falls_silent_between_its_steps(rule: Collect) -> None:
-    cohorts = [(0, 1, 2), (0, 2)]
-    assert apart(distillations(Serial, cohorts, rule), distillations(Batched, cohorts, rule)) < 1e-12
+    assert apart(distillations(Serial, SILENT, rule), distillations(Batched, SILENT, rule)) < 1e-12
+
+
+@pytest.mark.parametrize("norm", [False, True], ids=["no batch norm", "batch norm"])
+@pytest.mark.parametrize("cohorts", [ALIKE, UNLIKE], ids=["equal cohorts", "unequal cohorts"])
+@pytest.mark.parametrize("rule", list(Collect))
+@pytest.mark.parametrize("way", ["vmap", "loop"])
+def test_distillation_of_several_runs_in_one_program_is_theirs_one_by_one(
+    norm: bool, cohorts: Cohorts, rule: Collect, way: str
+) -> None:
+    expected = distillations(Serial, cohorts, rule, norm)
+    assert apart(expected, distillations(Batched, cohorts, rule, norm, strategy=way)) < 1e-12
+
+
+@pytest.mark.parametrize("way", ["auto", "traced"])
+def test_so_it_is_where_strategies_are_timed_or_traced(way: str) -> None:
+    rule = Collect.MEAN_BY_CLIENTS
+    assert apart(distillations(Serial, ALIKE, rule), distillations(Batched, ALIKE, rule, strategy=way)) < 1e-12
+
+
+def test_runs_of_equal_shape_are_taught_together() -> None:
+    model, method = functional(network(False)), parse("fedavg(epochs=1, batch_size=8) | dkd(steps=2, batch_size=8)")
+    starts = [method.start(model, *model.initial(("init", run))) for run in range(3)]
+    host = Batched(model, [world(run) for run in range(3)], [memo for _, memo in starts], torch.float64, strategy="vmap")
+    runs = [Run(run, run, starts[run][0], has_validation=False) for run in range(3)]
+    next(play(method, model, host, runs, cohort=2, last=1, protocol=Protocol.GLOBAL))
+    assert host.facts()["strategy"]["distil, 3 x 2 clients of 8"] == "vmap"
+
+
+class Branching(nn.Module):
+    """Looks at its numbers, which vmap does not allow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.layer(x.flatten(1))
+        return logits if float(logits.detach().sum()) > 0 else 2 * logits
+
+
+def test_a_network_that_vmap_cannot_take_is_looped_over_with_a_line_that_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    method, model = parse(METHODS[5]), functional(Branching().double())
+    found = []
+    for engine in (Serial, Batched):
+        state, memo = method.start(model, *model.initial(("init", 0)))
+        run = Run(0, 0, state, has_validation=True)
+        host: Engine = engine(model, [world(0)], [memo], torch.float64)
+        list(play(method, model, host, [run], cohort=3, last=2, protocol=Protocol.GLOBAL))
+        found.append(run.state)
+    assert apart(found[:1], found[1:]) < 1e-12
+    assert "distil, 1 x 3 clients of 14: vmap does not work for this network" in caplog.text
+
+
+@pytest.mark.parametrize("text", [METHODS[0], METHODS[7]])
+def test_lanes_go_in_equal_chunks_where_memory_is_short_and_the_numbers_stay(text: str, caplog: pytest.LogCaptureFixture) -> None:
+    expected, _ = run(Serial, text, True, seeds=(0, 1))
+    with caplog.at_level("INFO", logger="feddkd"):
+        found, _ = run(Batched, text, True, seeds=(0, 1), strategy="vmap", memory=160_000)
+    assert apart(expected, found) < 1e-12
+    plan = re.search(r"local, batches of 8: 6 lanes in (\d) chunks of (\d) \(a lane takes .* KiB, 156 KiB free\)", caplog.text)
+    assert plan is not None, caplog.text
+    assert int(plan[1]) * int(plan[2]) == 6
+
+
+def test_lanes_that_fit_go_at_once_and_the_plan_is_recorded() -> None:
+    model, method = functional(network(False)), parse(METHODS[0])
+    state, memo = method.start(model, *model.initial(("init", 0)))
+    host = Batched(model, [world(0)], [memo], torch.float64, strategy="vmap")
+    next(play(method, model, host, [Run(0, 0, state, has_validation=False)], cohort=3, last=1, protocol=Protocol.GLOBAL))
+    assert host.facts()["memory"][0].startswith("local, batches of 8: 3 lanes at once (a lane takes ")
+
+
+def test_chunks_are_as_equal_as_can_be() -> None:
+    assert [evenly(50, most) for most in (50, 49, 25, 24, 17, 1)] == [50, 25, 25, 17, 17, 1]
+
+
+def test_halving_is_the_last_resort(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    expected, _ = run(Serial, METHODS[0], False)
+    whole = Batched._fold_chunk
+
+    def short_of_memory(self: Batched, exchange: Any, client: Any, orders: Any, lanes: Any) -> Any:
+        if len(lanes) > 1:
+            raise torch.OutOfMemoryError("no")
+        return whole(self, exchange, client, orders, lanes)
+
+    monkeypatch.setattr(Batched, "_fold_chunk", short_of_memory)
+    found, _ = run(Batched, METHODS[0], False, strategy="vmap")
+    assert apart(expected, found) < 1e-12
+    assert "3 lanes do not fit in memory; going on with 2 at once" in caplog.text
 
 
 def test_random_crops_and_flips_are_the_same_on_every_engine() -> None:
@@ -167,3 +275,31 @@ def test_several_seeds_on_cuda_are_the_seeds_one_by_one(way: str) -> None:
     together, _ = run(Batched, METHODS[5], False, seeds=(0, 1, 2), place="cuda", strategy=way)
     alone = [run(Serial, METHODS[5], False, seeds=(seed,))[0][0] for seed in (0, 1, 2)]
     assert apart(together, alone) < 1e-12
+
+
+@needs_cuda
+@pytest.mark.filterwarnings("ignore")  # compilers warn of their own affairs
+@pytest.mark.parametrize("norm", [False, True], ids=["no batch norm", "batch norm"])
+@pytest.mark.parametrize("cohorts", [SILENT, ALIKE, UNLIKE], ids=["one falls silent", "equal cohorts", "unequal cohorts"])
+@pytest.mark.parametrize("rule", list(Collect))
+@pytest.mark.parametrize("way", ["auto", "vmap", "graph", "streams", "fused"])
+def test_distillation_of_several_runs_on_cuda_is_theirs_one_by_one(norm: bool, cohorts: Cohorts, rule: Collect, way: str) -> None:
+    expected = distillations(Serial, cohorts, rule, norm)
+    found = distillations(Batched, cohorts, rule, norm, place="cuda", strategy=way, precision="fp32")
+    assert apart(expected, found) < 1e-12
+
+
+@needs_cuda
+def test_a_gradient_handed_out_is_not_written_over_by_later_replays() -> None:
+    cohorts = cohorts_of([(0, 1, 2)], [(0, 1, 2)])
+    first, second = distillations(Batched, cohorts, Collect.MEAN_BY_CLIENTS, False, place="cuda", strategy="graph")
+    expected = distillations(Serial, cohorts, Collect.MEAN_BY_CLIENTS, False)
+    assert apart([first, second], expected) < 1e-12
+    assert apart([first], [second]) > 1e-6  # other batches, so other gradients
+
+
+@needs_cuda
+def test_the_memory_plan_on_cuda_holds_where_memory_is_short() -> None:
+    expected, _ = run(Serial, METHODS[0], False)
+    found, _ = run(Batched, METHODS[0], False, place="cuda", strategy="graph", precision="fp32", memory=100_000)
+    assert apart(expected, found) < 1e-12

@@ -14,7 +14,7 @@ from feddkd.data.batches import Reads, draw
 from feddkd.engines import Order, Reply
 from feddkd.engines.serial import Serial
 from feddkd.evaluate import Protocol
-from feddkd.method import Batch, Exchange, Fold, Method
+from feddkd.method import NOWHERE, Batch, Exchange, Fold, Method, World
 from feddkd.models import Model
 from feddkd.params import Groups, bytes_of
 from feddkd.rounds import Run, choose, play
@@ -166,9 +166,9 @@ class Watched(Serial):
         return [Reply((), {}) if not order.cohort else super(Watched, self).exchange(exchange, [order])[0] for order in present]
 
 
-def watched(method: Method, rounds: int = 1, cohort: int = 3, **options: Any) -> tuple[Watched, Run]:
+def watched(method: Method, rounds: int = 1, cohort: int = 3, world: World = NOWHERE, **options: Any) -> tuple[Watched, Run]:
     model = functional(NET)
-    state, memo = method.start(model, *model.split(NET.state_dict()))
+    state, memo = method.start(model, *model.split(NET.state_dict()), world)
     engine = Watched(model, [federation(DATA)], [memo], torch.float64, **options)
     one = Run(0, 3, state, has_validation=False)
     for _ in play(method, model, engine, [one], cohort=cohort, last=rounds, protocol=Protocol.GLOBAL):

@@ -167,3 +167,24 @@ def test_an_initial_state_that_does_not_fit_is_refused_by_name() -> None:
         model.split({**state, "0.weight": torch.zeros(2, 2)})
     with pytest.raises(InputError, match="'ghost'"):
         model.split({**state, "ghost": torch.zeros(1)})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_pooling_before_relu_gives_the_bits_of_pooling_after_it(dtype: torch.dtype) -> None:
+    net = MODELS.one("femnist_cnn").build((1, 32, 32), 26).to(dtype)
+    parameters = list(net.parameters())
+    x = torch.randint(-4, 5, (8, 1, 32, 32), generator=torch.Generator().manual_seed(0)).to(
+        dtype
+    )  # coarse, so that there are ties
+
+    def loss(pools_last: bool) -> torch.Tensor:
+        seen = x
+        for conv in net.get_submodule("convs").children():
+            seen = conv(seen)
+            seen = nn.functional.max_pool2d(seen.relu(), 2) if pools_last else nn.functional.max_pool2d(seen, 2).relu()
+        logits = net.get_submodule("fc2")(net.get_submodule("fc1")(seen.flatten(1)).relu())
+        assert pools_last or torch.equal(logits, net(x))
+        return nn.functional.cross_entropy(logits, torch.arange(8))
+
+    before, after = (torch.autograd.grad(loss(last), parameters) for last in (False, True))
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))

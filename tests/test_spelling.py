@@ -100,7 +100,11 @@ def test_a_composed_method_is_spelled_by_its_parts(parts: list[tuple[str, dict[s
     parts = [("fedavg", {}), *parts]  # somebody has to train before dkd can teach
     made = METHODS[parts[0][0]](**parts[0][1])
     for name, options in parts[1:]:
-        made = made | METHODS[name](**options)
+        try:
+            made = made | METHODS[name](**options)
+        except InputError as error:  # dkd has no shared model to teach beside feddistill
+            assume("whole models stay with the clients" not in str(error))
+            raise
     assert parse(str(made)) == made
     assert str(parse(str(made))) == str(made)
     assert str(made).count(" | ") == len(parts) - 1
@@ -171,7 +175,7 @@ def refused_or_read(read: Callable[[str], Any], text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("fedsvg()", ["'fedsvg'", "dkd", "fedavg", "fedbn", "fedmax", "fedprox"]),
+        ("fedsvg()", ["'fedsvg'", "dkd, ", "fedavg, ", "fedprox"]),
         ("fedavg(speed=3)", ["'fedavg'", "'speed'", "batch_size", "lr"]),
         ("fedavg(epochs=0)", ["'fedavg'", "epochs", ">= 1", "0"]),
         ("fedavg(epochs=2.5)", ["epochs", "a whole number", "2.5"]),

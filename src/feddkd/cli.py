@@ -1,6 +1,7 @@
 """The command line: feddkd run | methods | data | report | bench."""
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -8,27 +9,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import torch
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
-from feddkd.bench import JOBS, Bench, document, page, setting, sized
-from feddkd.data.partition import PARTITIONS
-from feddkd.data.sources import SOURCES
+from feddkd.commands.bench import bench
+from feddkd.commands.data import data_app
+from feddkd.commands.methods import methods
+from feddkd.commands.terminal import AsJson, DataDir, File, Settings
+from feddkd.commands.terminal import console as _console
 from feddkd.errors import ClientError, InputError, NobodyAnsweredError
-from feddkd.execute import execute, lock_step
+from feddkd.execute import execute, in_precision, lock_step
 from feddkd.experiment import Experiment, load
 from feddkd.figure import curves
 from feddkd.halt import Halted
-from feddkd.methods import METHODS
-from feddkd.prepare import prepare
 from feddkd.record import find, folder_name
-from feddkd.report import drawing, table
+from feddkd.report import table
 from feddkd.rounds import Row
-from feddkd.spelling import Registry
+from feddkd.session import Every
 from feddkd.version import __version__
 
 app = typer.Typer(
@@ -39,15 +37,16 @@ app = typer.Typer(
     help="Federated learning by decentralised knowledge distillation.\n\n"
     "Write an experiment as a TOML file, `feddkd run` it, `feddkd report` what came out.",
 )
-data_app = typer.Typer(no_args_is_help=True, help="Look at data sources and at how they are divided among clients.")
 app.add_typer(data_app, name="data")
 
-DataDir = Annotated[
-    Path | None, typer.Option("--data", metavar="DIR", envvar="FEDDKD_DATA", help="Folder with the official data files.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="End with one JSON object on the last line of standard output.")]
-Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the file; repeatable.")]
-File = Annotated[Path, typer.Argument(metavar="FILE.toml", help="The experiment.")]
+
+Engine = Annotated[str, typer.Option(help="Where clients compute: auto, batched, pool, serial.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")]
+Precision = Annotated[str | None, typer.Option(help="fp64 (as dtype = float64), fp32; on a GPU also tf32, bf16.")]
+Strategy = Annotated[str | None, typer.Option(help="Of the batched engine: auto, vmap, graph, fused, ...")]
+Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; 1 is quickest for small networks.")]
+EveryRounds = Annotated[int | None, typer.Option(min=1, metavar="N", help="Checkpoint after every N rounds, not by the clock.")]
+EveryMinutes = Annotated[float, typer.Option(min=0, metavar="N", help="Checkpoint once so many minutes have passed.")]
 
 
 def main() -> None:
@@ -70,11 +69,6 @@ def main() -> None:
         _fail(error.format_message())
 
 
-def _console(stderr: bool = False) -> Console:
-    """Shows texts as they are: what is in brackets or between colons is the user's, not markup."""
-    return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
-
-
 def _fail(message: str, status: int = 2) -> None:
     if message:  # there is none where help was asked for by saying nothing
         print("feddkd: " + " ".join(message.split()), file=sys.stderr)
@@ -85,13 +79,16 @@ def _fail(message: str, status: int = 2) -> None:
 def run(
     file: File,
     set_: Settings = None,
-    engine: Annotated[str, typer.Option(help="Where clients compute: auto, batched, pool, serial.")] = "auto",
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
-    precision: Annotated[str | None, typer.Option(help="Of the batched engine: fp32, tf32, bf16.")] = None,
-    strategy: Annotated[str | None, typer.Option(help="Of the batched engine: auto, vmap, graph, fused, ...")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; 1 is quickest for small networks.")] = None,
+    engine: Engine = "auto",
+    device: Device = "cpu",
+    precision: Precision = None,
+    strategy: Strategy = None,
+    threads: Threads = None,
     data: DataDir = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where run folders are written.")] = Path("runs"),
+    fresh: Annotated[bool, typer.Option("--fresh", help="Run again what is finished or was cut short.")] = False,
+    every_rounds: EveryRounds = None,
+    every_minutes: EveryMinutes = 1.0,
     as_json: AsJson = False,
 ) -> None:
     """Run the experiments of a file: one run for each combination of its [sweep].
@@ -115,27 +112,79 @@ def run(
 
     A table [sweep] lists values, as in seed = [0, 1, 2]. Change any key by --set rounds=5, --set 'method=fedavg(lr=0.3)',
     --set 'sweep.seed=[0, 1]'.
+
+    Runs that are finished in DIR are left alone, and those that were cut short go on to the same numbers. Ctrl-C ends the round
+    and saves; the second one stops at once.
     """
-    experiments = load(file, set_ or ())
+    experiments, options = in_precision(load(file, set_ or ()), precision, engine, device)
+    options |= {"strategy": strategy} if strategy is not None else {}
+    how = {"folder": data, "engine": engine, "device": device, "options": options, "every": Every(every_rounds, every_minutes)}
+    _run(experiments, [out] * len(experiments), threads, as_json, fresh=fresh, **how)
+    if not as_json:
+        _console().print(f"written to {out}{os.sep}", soft_wrap=True)
+
+
+@app.command()
+def resume(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of runs, or folders that hold such.")],
+    engine: Engine = "auto",
+    device: Device = "cpu",
+    precision: Precision = None,
+    strategy: Strategy = None,
+    threads: Threads = None,
+    data: DataDir = None,
+    every_rounds: EveryRounds = None,
+    every_minutes: EveryMinutes = 1.0,
+    as_json: AsJson = False,
+) -> None:
+    """Go on with the runs under some folders that were cut short, each from its last checkpoint."""
+    found = [record for folder in folders for record in find(folder, begun=True)]
+    places = [record.folder.parent for record in found]
+    experiments, options = in_precision([record.experiment for record in found], precision, engine, device)
+    options |= {"strategy": strategy} if strategy is not None else {}
+    how = {"folder": data, "engine": engine, "device": device, "options": options, "every": Every(every_rounds, every_minutes)}
+    _run(experiments, places, threads, as_json, **how)
+
+
+def _run(experiments: list[Experiment], places: list[Path], threads: int | None, as_json: bool, **how: Any) -> None:
+    """Run experiments, each in a folder under its place, and show what came out."""
     if threads is not None:
         torch.set_num_threads(threads)
-    options = {key: value for key, value in (("precision", precision), ("strategy", strategy)) if value is not None}
     done: dict[int, dict[str, Any]] = {}
-    with _bars(experiments, quiet=not sys.stderr.isatty()) as follow:
-        for group in lock_step(experiments):
+    with _bars(experiments, quiet=not sys.stderr.isatty()) as follow, _telling(logging.WARNING if as_json else logging.INFO):
+        for group in lock_step(experiments, places):
             bars = [follow(at) for at in group]
             summaries = execute(
-                [experiments[at] for at in group], out=out, folder=data, engine=engine, device=device, options=options,
+                [experiments[at] for at in group], out=places[group[0]], **how,
                 on_row=lambda at, row, bars=bars: bars[at](row),  # type: ignore[misc]
             )  # fmt: skip
             done |= dict(zip(group, summaries, strict=True))
     console = _console(stderr=as_json)
-    console.print(table([find(out / folder_name(e))[0] for e in experiments]))
-    console.print(f"written to {out}{os.sep}", soft_wrap=True)
+    console.print(table([find(place / folder_name(e))[0] for e, place in zip(experiments, places, strict=True)]))
     if as_json:
         wanted = ("digest", "method", "seed", "rounds", "test_accuracy", "best_round", "final_test_accuracy", "communications",
                   "local_steps", "bytes_up", "bytes_down", "seconds", "selection", "to_target")  # fmt: skip
         print(json.dumps({"runs": [{key: done[at][key] for key in wanted} for at in range(len(experiments))]}))
+
+
+class _Lines(logging.Handler):
+    """What the library logs, a line each on standard error; above the progress bars, where there are any."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(record.getMessage(), file=sys.stderr)
+
+
+@contextmanager
+def _telling(level: int) -> Iterator[None]:
+    library, lines = logging.getLogger("feddkd"), _Lines(level)
+    before = library.level
+    library.addHandler(lines)
+    library.setLevel(level)
+    try:
+        yield
+    finally:
+        library.removeHandler(lines)
+        library.setLevel(before)
 
 
 @contextmanager
@@ -166,31 +215,6 @@ def _title(experiment: Experiment) -> str:
 
 
 @app.command()
-def methods(as_json: AsJson = False) -> None:
-    """List the methods, what each does and its options with their defaults. Compose them with |, as in fedavg() | dkd()."""
-    if as_json:
-        rows = [{"name": name, "summary": _summary(METHODS, name), "options": METHODS.options(name)} for name in METHODS]
-        print(json.dumps({"methods": rows}, default=lambda _: None))  # an option without a default has `...`: null
-        return
-    page = _page("method", "what it does", "options")
-    for name in METHODS:
-        options = (key if value is ... else f"{key}={value!r}" for key, value in METHODS.options(name).items())
-        page.add_row(name, _summary(METHODS, name), ", ".join(options))
-    _console().print(page)
-
-
-def _page(*headings: str) -> Table:
-    page = Table(show_lines=True)
-    for heading in headings:
-        page.add_column(heading, overflow="fold")
-    return page
-
-
-def _summary(registry: Registry[Any], name: str) -> str:
-    return (registry[name].__doc__ or "").strip().splitlines()[0]
-
-
-@app.command()
 def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of runs.")] = Path("runs"),
     figure: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the accuracy curves, too: .png, .svg, .pdf.")] = None,
@@ -202,121 +226,8 @@ def report(
         curves(records, figure)
 
 
-@app.command()
-def bench(
-    job: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Which job; repeatable; all of them if none.")] = None,
-    engine: Annotated[str | None, typer.Option(help="The engine to measure; the fastest kind unless said.")] = None,
-    strategy: Annotated[str | None, typer.Option(help="One of the engine's strategies, where it has several.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...; a GPU where there is one.")] = None,
-    precision: Annotated[str | None, typer.Option(help="tf32, fp32, bf16 or fp64.")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads, of the plain loop too.")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Steps an exchange where steps are timed (J for dkd).")] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Timed repeats; the median counts.")] = 5,
-    small: Annotated[bool, typer.Option("--small", help="Everything tiny: a smoke test, no measurement.")] = False,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the JSON object to a file, too.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Measure an engine against the plain loop over clients, in the same run, on made-up data.
-
-    Jobs: femnist, vgg9, many-small, mlp, dirichlet, seeds, dkd; bench/README.md says what each is.
-    """
-    if threads is not None:
-        torch.set_num_threads(threads)
-    here = setting(engine=engine, device=device, precision=precision, strategy=strategy, repeats=repeats)
-    runner = Bench(here, sized(device=here.device, small=small, steps=steps))
-    entries: list[dict[str, Any]] = []
-    for one in [runner.find(name) for name in job or JOBS]:
-        if out is not None and not entries:
-            _write_json(out, document(entries, here, small=small))  # complain before anything is measured
-        _console(stderr=True).print(f"{one.name}: {one.what}")
-        entries.append(runner.measure(one))
-        if out is not None:  # after every job: a run that is stopped keeps what it had
-            _write_json(out, document(entries, here, small=small))
-    _console(stderr=as_json).print(page(entries, here))
-    if as_json:
-        print(json.dumps(document(entries, here, small=small), default=str))
-
-
-def _write_json(path: Path, value: Any) -> None:
-    try:
-        path.write_text(json.dumps(value, indent=1, default=str) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}") from None
-
-
-def _sources() -> list[str]:
-    """Those that can be had without saying more: `npz` needs a path."""
-    return [name for name in SOURCES if ... not in SOURCES.options(name).values()]
-
-
-@data_app.command("list")
-def data_list(as_json: AsJson = False) -> None:
-    """The data sources, which files each reads and where to get them; and the partitions."""
-    made = {name: SOURCES[name]() for name in _sources()}
-    sources: list[dict[str, Any]] = [
-        {"name": name, "summary": source.summary, "files": list(source.files), "origin": source.origin}
-        for name, source in made.items()
-    ]
-    sources += [
-        {"name": name, "summary": _summary(SOURCES, name), "files": [], "origin": ""} for name in SOURCES if name not in made
-    ]
-    partitions = [{"name": name, "summary": _summary(PARTITIONS, name)} for name in PARTITIONS]
-    if as_json:
-        print(json.dumps({"sources": sources, "partitions": partitions}))
-        return
-    page, rules = _page("source", "what it is, which files it reads, where to get them"), _page("partition", "what it does")
-    for source in sources:
-        facts = source["summary"], ", ".join(source["files"]), source["origin"]
-        page.add_row(source["name"], "\n".join(filter(None, facts)))
-    for rule in partitions:
-        rules.add_row(rule["name"], rule["summary"])
-    _console().print(page, rules)
-
-
-@data_app.command("check")
-def data_check(
-    names: Annotated[list[str] | None, typer.Argument(help="Sources, with options if need be; all of them if none.")] = None,
-    data: DataDir = None,
-) -> None:
-    """Read data sources whole and say what was found: counts, shapes, hash. Exit status 2 if one cannot be read."""
-    bad = []
-    for name, source in {name: SOURCES.one(name) for name in names or _sources()}.items():
-        try:
-            found = source.load(data)
-            shape, note = "x".join(map(str, found.train.x.shape[1:])), f"; {found.note}" if found.note else ""
-            size = f"{len(found.train):,} training and {len(found.test):,} test examples of {shape}"
-            print(f"{name}: {size}, {found.classes} classes, sha256 {found.digest[:12]}{note}")
-        except InputError as error:
-            bad.append(name)
-            print(f"{name}: {error}")
-    if bad:
-        raise InputError(f"cannot be read here: {', '.join(bad)}")
-
-
-@data_app.command("show")
-def data_show(
-    file: File,
-    set_: Settings = None,
-    data: DataDir = None,
-    save: Annotated[Path | None, typer.Option(metavar="FILE.npz", help="Keep the partition in a file.")] = None,
-) -> None:
-    """Draw how the data of an experiment, the first of the file, is divided: clients x classes.
-
-    A partition kept by --save is used by `partition = "saved(path='FILE.npz')"`.
-    """
-    experiment = load(file, set_ or ())[0]
-    prepared = prepare(experiment, data)
-    if save is not None:
-        try:
-            prepared.split.save(save)
-        except OSError as error:
-            raise InputError(f"cannot write the partition to {save}: {error.strerror}") from None
-    y = prepared.federation.y.numpy()
-    held = np.stack([np.bincount(y[indices], minlength=prepared.data.classes) for indices in prepared.federation.train])
-    console = _console()
-    page = drawing(held, prepared.data.labels, console.width)
-    page.title = f"{experiment.partition} of {experiment.data}, partition {prepared.split.digest[:12]}"
-    console.print(page)
+app.command()(methods)
+app.command()(bench)
 
 
 @app.callback(invoke_without_command=True)

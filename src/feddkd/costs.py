@@ -4,6 +4,7 @@ A communication is one exchange (FedDKD makes 1 + J a round). Local steps are co
 client: E ceil(n_k / B) + J a round. Bytes are those of the named tensors, over all clients, without framing.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from feddkd.engines import Order, Reply
@@ -18,13 +19,16 @@ class Costs:
     bytes_up: int = 0
     bytes_down: int = 0
 
-    def after(self, phase: Phase, order: Order, reply: Reply, sizes: list[int]) -> "Costs":
-        """The costs with one more exchange added; `sizes` are the numbers of examples that those who answered read from."""
+    def after(
+        self, phase: Phase, orders: Sequence[Order], replies: Sequence[Reply], sizes: Sequence[int], active: int
+    ) -> "Costs":
+        """The costs with one more exchange of a run added, however many orders it went out in. `sizes` are the numbers of
+        examples that those who answered read from; `active` counts the clients still in the round, asked or not."""
         return Costs(
             self.communications + 1,
-            self.local_steps + sum(phase.reads.count(n) for n in sizes) / len(sizes),
-            self.bytes_up + _uploaded(phase, reply),
-            self.bytes_down + len(order.cohort) * bytes_of(order.sent),
+            self.local_steps + sum(phase.reads.count(n) for n in sizes) / active,
+            self.bytes_up + sum(_uploaded(phase, reply) for reply in replies),
+            self.bytes_down + sum(len(order.cohort) * bytes_of(order.sent) for order in orders),
         )
 
 

@@ -1,9 +1,12 @@
 """Experiments -> runs on disk. What is finished is left alone, what was cut short goes on."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from feddkd.engines.batched import PRECISIONS
+from feddkd.errors import InputError, choices
 from feddkd.experiment import Experiment
 from feddkd.record import finished_summary, folder_name
 from feddkd.rounds import Row
@@ -47,9 +50,36 @@ def _renumbered(on_row: Callable[[int, Row], None], numbers: Sequence[int]) -> C
     return lambda index, row: on_row(numbers[index], row)
 
 
-def lock_step(experiments: Sequence[Experiment]) -> list[list[int]]:
-    """Positions of experiments that can run as one program: the same but for the seed."""
-    families: dict[str, list[int]] = {}
-    for at, experiment in enumerate(experiments):
-        families.setdefault(experiment.family, []).append(at)
+def in_precision(
+    experiments: Sequence[Experiment], precision: str | None, engine: str, device: str
+) -> tuple[list[Experiment], dict[str, Any]]:
+    """Experiments as `--precision` asks for, and what the engine is to be told: fp64 is the experiment's own dtype, and so
+    recorded; the others are how an engine multiplies float32."""
+    if precision == "fp64":
+        exact = [replace(experiment, dtype="float64") for experiment in experiments]
+        if len({experiment.digest for experiment in exact}) < len(exact):
+            raise InputError("precision 'fp64' makes experiments of the sweep the same, since they differ in their dtype alone")
+        return exact, {}
+    if precision is None:
+        return list(experiments), {}
+    if precision not in PRECISIONS:
+        raise InputError(f"unknown precision {precision!r}; there are: {choices((*PRECISIONS, 'fp64'))}")
+    if any(experiment.dtype == "float64" for experiment in experiments):
+        raise InputError(f"precision {precision!r} is for experiments of dtype float32; one of these is of float64")
+    if precision == "tf32" and device == "cpu":
+        raise InputError("precision 'tf32' is a GPU's; on a CPU there are: bf16, fp32, fp64")
+    if precision == "fp32" and device == "cpu" and engine != "batched":  # where every engine computes so
+        return list(experiments), {}
+    if engine in ("serial", "pool"):
+        raise InputError(
+            f"engine {engine!r} computes in the experiment's dtype and knows no precision {precision!r}; 'batched' does"
+        )
+    return list(experiments), {"precision": precision}
+
+
+def lock_step(experiments: Sequence[Experiment], places: Sequence[Path]) -> list[list[int]]:
+    """Positions of experiments that can run as one program: the same but for the seed, and in the same place."""
+    families: dict[tuple[str, Path], list[int]] = {}
+    for at, (experiment, place) in enumerate(zip(experiments, places, strict=True)):
+        families.setdefault((experiment.family, place), []).append(at)
     return list(families.values())

@@ -6,9 +6,10 @@ phases after a's. All functions in here are pure: they change nothing they are g
 so that an engine may loop, vmap, compile or capture them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from itertools import accumulate
 from typing import Literal, NamedTuple
 
 import torch
@@ -30,6 +31,11 @@ class Batch(NamedTuple):
     y: Tensor
     share: Tensor
     key: Tensor  # the step's key as one whole number, for dropout
+
+    def marks(self, classes: int) -> Tensor:
+        """(batch, classes): 1 where an example has that label, else 0; padding has none. (one_hot fits no CUDA graph.)"""
+        own = self.y.unsqueeze(-1) == torch.arange(classes, device=self.y.device)
+        return (own & (self.share > 0).unsqueeze(-1)).to(self.share.dtype)
 
 
 # --- what a client does
@@ -106,8 +112,8 @@ class Repeat:
 
 # --- exchanges, phases, methods
 
-# (model, state, collected, rates) -> state. The server also finds state["start"], the weights the round began with, and
-# rates["share"], the share of all clients that answered.
+# (model, state, collected, rates) -> state. The server also finds state["start"], the weights the round began with, and in rates
+# who answered: "clients" (their numbers, in the order in which uploads are stacked), "examples" (n_k), "share" (of all clients).
 ServerFn = Callable[[Model, Groups, Groups, Tensors], Groups]
 
 
@@ -118,10 +124,18 @@ class World(NamedTuple):
     clients: int = 1
     classes: int = 2
     public: int = 0  # examples that the server holds and everybody may see
-    outputs: int = 2  # of the network for an example; as many as classes or more
+    outputs: int = 2  # of the network; there may be more of them than classes
+    like: Tensor = torch.zeros(())  # of the run's own type and on its device: where whole models are private, the state is empty
 
 
 NOWHERE, NOTHING = World(), Reads(1, source="none")
+
+
+class Part(NamedTuple):
+    """Some clients of a cohort, and the groups sent to them alone: besides what everybody is sent, or in its place."""
+
+    clients: tuple[int, ...]
+    sent: Groups
 
 
 @dataclass(frozen=True)
@@ -137,6 +151,9 @@ class Phase:
     sends: tuple[str, ...] = ("params", "buffers")  # groups of the server's state
     rates: Mapping[str, Schedule] = field(default_factory=dict)  # arrive with what is sent, as sent["rates"], and at the server
     repeat: Repeat = Repeat()
+    # (state, cohort, repetition) -> the parts of the cohort that are asked; clients of no part sit this repetition out
+    parts: Callable[[Groups, tuple[int, ...], int], Sequence[Part]] | None = None
+    unfolds: "Callable[[Model], tuple[Phase, ...]] | None" = None  # the phases it stands for, where those depend on the network
     over: Callable[[Groups], Tensor] | None = None  # of the server's state, after a repetition: whether to leave out the rest
     at: Literal["clients", "server"] = "clients"  # the server may work through examples of its own as if it were a client
     refines: bool = False  # betters a shared model that stands already, so what stood before is judged too
@@ -152,7 +169,8 @@ class Phase:
 class Exchange:
     """One entry of a round's plan: repetition `step` of `steps` of phase number `index`.
 
-    `retain` names the memo groups that clients must keep afterwards; None means all of them.
+    Random draws depend on `index`, so phases in which the server is alone with its state do not count: with and without them
+    clients read the same batches. `retain` names the memo groups that clients must keep afterwards; None means all of them.
     """
 
     phase: Phase
@@ -206,6 +224,11 @@ class Method(Spelled):
                 raise InputError(f"phase {phase.name!r} {does} a shared model, and in {self} whole models stay with the clients")
             left |= phase.leaves | phase.keeps
 
+    def fitted(self, model: Model) -> "Method":
+        """The same method for this very network: phases that depend on it are unfolded."""
+        unfolded = (phase.unfolds(model) if phase.unfolds else (phase,) for phase in self.phases)
+        return replace(self, phases=tuple(phase for phases in unfolded for phase in phases))
+
     def private_names(self, model: Model) -> frozenset[str]:
         names = {
             "none": frozenset[str](),
@@ -220,8 +243,9 @@ class Method(Spelled):
         private = self.private_names(model)
         state: Groups = {"params": without(params, private), "buffers": without(buffers, private)}
         memo: Groups = {"private": only({**params, **buffers}, private)} if private else {}
-        for number, phase in enumerate(self.phases):
-            here = world._replace(key=(*world.key, number))
+        like = next((tensor for tensor in params.values()), world.like)
+        for number, phase in enumerate(self.fitted(model).phases):
+            here = world._replace(key=(*world.key, number), like=like)
             memo = {**memo, **(phase.brings(model, state, here) if phase.brings else {})}
             state = {**state, **(phase.opens(model, state, here) if phase.opens else {})}
         return state, memo
@@ -231,7 +255,8 @@ class Method(Spelled):
         turns = [(i, j, n) for i, p in enumerate(self.phases) for n in [p.repeat(round)] for j in range(1, n + 1)]
         forever = frozenset({"private"}).union(wanted, *(phase.keeps for phase in self.phases))
         needed_later = [forever.union(*(self.phases[i].needs for i, _, _ in turns[at + 1 :])) for at in range(len(turns))]
-        return [Exchange(self.phases[i], i, j, n, keep) for (i, j, n), keep in zip(turns, needed_later, strict=True)]
+        index = list(accumulate((phase.client is not None for phase in self.phases), initial=0))
+        return [Exchange(self.phases[i], index[i], j, n, keep) for (i, j, n), keep in zip(turns, needed_later, strict=True)]
 
 
 def probe_of(targets: Targets, loss: Loss) -> Fold:

@@ -7,9 +7,10 @@ import math
 from collections.abc import Callable
 from typing import Literal
 
+import torch
 from torch import Tensor
+from torch.nn.functional import cosine_similarity, log_softmax, softmax, softplus
 from torch.nn.functional import cross_entropy as torch_cross_entropy
-from torch.nn.functional import log_softmax, softmax
 
 from feddkd.errors import InputError
 from feddkd.method import Batch
@@ -71,3 +72,32 @@ def activation_entropy(beta: float, reduction: Literal["mean", "batchmean"], rev
         return beta * mean(divergence / (size if reduction == "mean" else 1), batch)
 
     return term
+
+
+def linear(group: str) -> Term:
+    """-<h, w>, h = carry[group]"""
+
+    def term(model: Model, w: Tensors, sent: Groups, carry: Groups, output: Output, batch: Batch) -> Tensor:
+        return -sum(((h * w[name]).sum() for name, h in carry[group].items()), output.logits.new_zeros(()))
+
+    return term
+
+
+def contrast(features: Tensor, toward: Tensor, away: Tensor, batch: Batch, temperature: float) -> Tensor:
+    """1/B sum_i -log( e^(cos(z, toward)/T) / (e^(cos(z, toward)/T) + e^(cos(z, away)/T)) ), z = features"""
+    lead = cosine_similarity(features, toward, -1) - cosine_similarity(features, away, -1)
+    return mean(softplus(-lead / temperature), batch)
+
+
+def not_true_distillation(teacher: Tensor, student: Tensor, batch: Batch, temperature: float = 1.0) -> Tensor:
+    """Distillation among the C - 1 classes that are not an example's label."""
+    place = torch.arange(student.shape[-1] - 1, device=student.device)
+    others = place + (place >= batch.y[:, None])
+    return distillation(teacher.gather(-1, others), student.gather(-1, others), batch, temperature)
+
+
+def diversity_loss(noise: Tensor, made: Tensor) -> Tensor:
+    """exp(-1/B^2 sum_ij d2(noise_i, noise_j) d1(made_i, made_j)), d2 and d1 the mean square and the mean absolute difference: low
+    where unlike noise makes unlike things"""
+    apart = (noise.unsqueeze(0) - noise.unsqueeze(1)).square().mean(-1) * (made.unsqueeze(0) - made.unsqueeze(1)).abs().mean(-1)
+    return (-apart.mean()).exp()

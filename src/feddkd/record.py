@@ -176,6 +176,10 @@ class Record:
         return spelled.get("name") or spelled["method"]
 
     @property
+    def experiment(self) -> Experiment:
+        return Experiment(**self.manifest["experiment"])
+
+    @property
     def finished(self) -> bool:
         return len(self.history) == int(self.manifest["canonical"]["rounds"])
 
@@ -189,12 +193,12 @@ def finished_summary(folder: Path, digest: str) -> dict[str, Any] | None:
         return None
 
 
-def find(folder: Path) -> list[Record]:
-    """All runs with at least one round under a folder, oldest name first."""
+def find(folder: Path, begun: bool = False) -> list[Record]:
+    """All runs with at least one round under a folder, or all that have begun, in the order of their names."""
     if not folder.is_dir():
         raise InputError(f"there is no folder {folder}")
     records = [_read(path.parent) for path in sorted(folder.rglob("manifest.json"))]
-    found = [record for record in records if record.history]
+    found = [record for record in records if begun or record.history]
     if not found:
         raise InputError(f"no runs under {folder}; `feddkd run FILE.toml --out {folder}` makes some")
     return found

@@ -5,6 +5,7 @@ Several runs (seeds of one experiment) go through it in lock-step; a run's numbe
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
@@ -17,9 +18,9 @@ from feddkd.engines import Engine, Order, Reply
 from feddkd.errors import NobodyAnsweredError
 from feddkd.evaluate import Measured, Protocol, measure
 from feddkd.keys import generator
-from feddkd.method import Exchange, Method
+from feddkd.method import Collect, Exchange, Method, Part, Phase
 from feddkd.models import Model
-from feddkd.params import Groups
+from feddkd.params import Groups, Tensors, combine, stack, weighted_mean
 
 Row = dict[str, Any]
 
@@ -54,6 +55,7 @@ def play(
     first: int = 1,
 ) -> Iterator[list[Row]]:
     """Yield one row a run, round after round; the runs' states and costs go along."""
+    method = method.fitted(model)
     for t in range(first, last + 1):
         cohorts = [choose(run.seed, t, len(engine.sizes(run.index)), cohort) for run in runs]
         rows: list[Row] = [{"round": t, "clients": list(cohort)} for cohort in cohorts]
@@ -97,28 +99,70 @@ def _turn(
 def _exchange(
     model: Model, engine: Engine, exchange: Exchange, runs: Sequence[Run], cohorts: Sequence[tuple[int, ...]], t: int
 ) -> Sequence[tuple[int, ...]]:
-    """One exchange: the runs' states move on; returns who answered, or the same cohorts where no client was asked."""
-    phase = exchange.phase
-    asked = cohorts if phase.at == "clients" else [(SERVER,)] * len(runs)
+    """One exchange: the runs' states move on; returns who is left."""
     rates = [exchange.rates(t, run.like) for run in runs]
-    orders = [
-        Order(run.index, {**{name: run.state[name] for name in phase.sends}, "rates": rate}, cohort,
-              (run.seed, t, exchange.index, exchange.step))
-        for run, rate, cohort in zip(runs, rates, asked, strict=True)
-    ]  # fmt: skip
-    replies = [Reply(cohort, {}) for cohort in asked] if phase.client is None else engine.exchange(exchange, orders)
-    for run, order, reply, rate in zip(runs, orders, replies, rates, strict=True):
-        _check_answered(exchange, run, reply, t)
-        sizes = engine.sizes(run.index, phase.reads.source)
-        if phase.client is not None and phase.at == "clients":
-            run.costs = run.costs.after(phase, order, reply, [sizes[client] for client in reply.clients])
-        share = run.like.new_tensor(len(reply.clients) / len(sizes))
-        run.state = phase.server(model, run.state, reply.collected, {**rate, "share": share})
-    return [reply.clients for reply in replies] if phase.at == "clients" else cohorts
+    orders = [_orders(exchange, *each, t) for each in zip(runs, cohorts, rates, strict=True)]
+    every = [order for own in orders for order in own]
+    asks = exchange.phase.client is not None and every
+    replies = iter(engine.exchange(exchange, every) if asks else [Reply(order.cohort, {}) for order in every])
+    own_replies = [list(islice(replies, len(own))) for own in orders]
+    each_run = zip(runs, cohorts, orders, own_replies, rates, strict=True)
+    return [_take_in(model, engine, exchange, *each, t) for each in each_run]
 
 
-def _check_answered(exchange: Exchange, run: Run, reply: Reply, t: int) -> None:
-    if not reply.clients:
+def _orders(exchange: Exchange, run: Run, cohort: tuple[int, ...], rate: Tensors, t: int) -> list[Order]:
+    """One order for the whole cohort, or one for each part of it."""
+    phase, key = exchange.phase, (run.seed, t, exchange.index, exchange.step)
+    everybody = [Part(cohort if phase.at == "clients" else (SERVER,), {})]
+    common = {**{name: run.state[name] for name in phase.sends}, "rates": rate}
+    parts = phase.parts(run.state, cohort, exchange.step) if phase.parts else everybody
+    return [Order(run.index, {**common, **part.sent}, part.clients, key) for part in parts]
+
+
+def _take_in(
+    model: Model, engine: Engine, exchange: Exchange, run: Run, cohort: tuple[int, ...], orders: Sequence[Order],
+    replies: Sequence[Reply], rate: Tensors, t: int,
+) -> tuple[int, ...]:  # fmt: skip
+    """The run's state moves on; returns who is left for later exchanges: all but those who were asked in vain."""
+    phase = exchange.phase
+    asked, answered = ({k for one in many for k in one} for many in ([o.cohort for o in orders], [r.clients for r in replies]))
+    left = tuple(client for client in cohort if client not in asked - answered)
+    _check_answered(exchange, run, left if phase.at == "clients" else tuple(answered), t)
+    replies = [reply for reply in replies if reply.clients]
+    if not replies:
+        return left
+    clients = [client for reply in replies for client in reply.clients] if phase.at == "clients" else list(cohort)
+    sizes = engine.sizes(run.index, "train" if phase.client is None else phase.reads.source)
+    examples = [sizes[client] for client in clients]
+    if phase.client is not None and phase.at == "clients":
+        run.costs = run.costs.after(phase, orders, replies, examples, len(left))
+    who = {
+        "clients": torch.tensor(clients, device=run.like.device),
+        "examples": torch.tensor(examples, device=run.like.device),
+        "share": run.like.new_tensor(len(clients) / len(sizes)),
+    }
+    run.state = phase.server(model, run.state, _together(phase, replies, sizes), {**rate, **who})
+    return left
+
+
+def _together(phase: Phase, replies: Sequence[Reply], sizes: Sequence[int]) -> Groups:
+    """What the parts of a cohort sent, as if it had been gathered at once."""
+    if len(replies) == 1:
+        return replies[0].collected
+
+    def one(group: str, rule: Collect) -> Tensors:
+        parts = [reply.collected[group] for reply in replies]
+        if rule is Collect.EVERY:
+            return combine(lambda *tensors: torch.cat(tensors), *parts)
+        examples = rule is Collect.MEAN_BY_EXAMPLES
+        return weighted_mean(stack(parts), [sum(sizes[k] if examples else 1 for k in reply.clients) for reply in replies])
+
+    rules = {**phase.collect, **dict.fromkeys(phase.every, Collect.EVERY)}
+    return {group: one(group, rule) for group, rule in rules.items()}
+
+
+def _check_answered(exchange: Exchange, run: Run, clients: tuple[int, ...], t: int) -> None:
+    if not clients:
         raise NobodyAnsweredError(
             f"nobody answered phase {exchange.phase.name!r}, step {exchange.step}, in round {t} (seed {run.seed})"
         )

@@ -189,7 +189,7 @@ def find_device(name: str) -> torch.device:
 
 
 def _check_fit(model: Model, params: Tensors, buffers: Tensors, federation: Federation, dtype: torch.dtype) -> int:
-    """The network reads the examples and has an output for every label; how many it has, only a call can tell: returned."""
+    """The network reads the examples and has an output for every label; how many it has, only a call can tell: that many."""
     x = federation.transform(federation.x[:1], dtype)
     try:
         with torch.random.fork_rng([x.device] if x.is_cuda else []), torch.no_grad():
@@ -198,7 +198,7 @@ def _check_fit(model: Model, params: Tensors, buffers: Tensors, federation: Fede
         raise InputError(f"the network cannot read examples of shape {federation.shape}: {error}") from error
     if len(outputs) != 1 or outputs[0] < federation.classes:
         raise InputError(f"labels go up to {federation.classes - 1}, and the network's outputs for an example are {outputs}")
-    return outputs[0]
+    return int(outputs[0])
 
 
 def _check_public(method: Method, federation: Federation) -> None:

@@ -1,7 +1,9 @@
 """Measures jobs: our engine and the plain loop by turns, and the figure by which each job is judged."""
 
+import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -16,15 +18,17 @@ from feddkd.data.federation import Federation
 from feddkd.errors import InputError, choices
 from feddkd.rounds import choose
 
+log = logging.getLogger(__name__)
 Entry = dict[str, Any]
 PLAIN = ("ms a step of all clients", "s a round", "plain loop / ours")  # figures that need no further measurement
 
 
 class Measured(NamedTuple):
-    """A round on our engine and in the plain loop, and what the engine says of itself."""
+    """A round on our engine and in the plain loop, by single strategies where asked for, and what the engine says of itself."""
 
     ours: Timing
     plain: Timing
+    singles: Mapping[str, Timing]
     facts: Mapping[str, Any]
 
 
@@ -34,6 +38,7 @@ class Bench:
 
     setting: Setting
     jobs: Mapping[str, Job]
+    strategies: bool = False  # whether every single strategy of the engine runs in the same race
     _known: dict[str, Timing] = field(default_factory=dict)
 
     def find(self, name: str) -> Job:
@@ -46,12 +51,28 @@ class Bench:
         with self.setting.arithmetic():
             federations = job.federations(self.setting.device)
             loop = Loop.of(job, self.setting, federations)
-            with driven(job, self.setting, federations) as drive:
-                ours, plain = race(self.setting.device, self.setting.repeats, _ours(job, drive), _plain(job, loop))
-                measured = Measured(ours, plain, getattr(drive.engine, "facts", dict)())
+            with ExitStack() as open_, driven(job, self.setting, federations) as drive:
+                singles = self._singles(job, federations, drive, open_)
+                entrants = _ours(job, drive), _plain(job, loop), *singles.values()
+                ours, plain, *rest = race(self.setting.device, self.setting.repeats, *entrants)
+                facts: Mapping[str, Any] = getattr(drive.engine, "facts", dict)()
+                measured = Measured(ours, plain, dict(zip(singles, rest, strict=True)), facts)
             self._known[job.name] = ours
             extra = self._one_pass(job, loop) if job.distil else self._compared(job, federations)
             return self._entry(job, measured, extra)
+
+    def _singles(self, job: Job, federations: list[Federation], drive: Drive, open_: ExitStack) -> dict[str, Entrant]:
+        """The job by each strategy alone, those that can do it."""
+        found = {}
+        for name in getattr(drive.engine, "strategies", ()) if self.strategies else ():
+            entrant = _ours(job, open_.enter_context(driven(job, replace(self.setting, strategy=name), federations)))
+            try:
+                entrant.before(1)
+                entrant.action(1)
+                found[name] = entrant
+            except Exception as error:  # a network that vmap cannot take, say: the others are measured all the same
+                log.warning("%s: %s does not work (%s)", job.name, name, error)
+        return found
 
     @cached_property
     def peak(self) -> float:
@@ -104,6 +125,7 @@ class Bench:
             "loop_seconds": plain.median,
             "loop_seconds_range": [plain.low, plain.high],
             "ratio": plain.median / mine.median,
+            **_by_strategy(measured, job.units),
             **extra,
             **_figure(job, mine, plain, extra),
             "images_per_second": rate,
@@ -145,6 +167,15 @@ def _figure(job: Job, mine: Timing, plain: Timing, extra: Entry) -> Entry:
     time = (1000 * mine.median, PLAIN[0]) if job.unit == "step" else (mine.median, PLAIN[1])
     figure, of = (plain.median / mine.median, PLAIN[2]) if job.name == "mlp" else time
     return {"figure": figure, "figure_of": of}
+
+
+def _by_strategy(measured: Measured, units: int) -> Entry:
+    """Seconds of every strategy alone, and what choosing costs: our time by the best of theirs and the plain loop's."""
+    if not measured.singles:
+        return {}
+    seconds = {name: timing.median / units for name, timing in measured.singles.items()}
+    best = min([*seconds.values(), measured.plain.median / units])
+    return {"strategy_seconds": seconds, "auto_over_best": measured.ours.median / units / best}
 
 
 def _strategy(facts: Mapping[str, Any]) -> str | None:

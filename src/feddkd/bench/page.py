@@ -51,8 +51,10 @@ def page(entries: Sequence[Entry], setting: Setting) -> Table:
         box=SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
     )
-    for name in ("job", "time", "plain loop", "ratio", "images/s", "TFLOP/s\nof peak", "compared"):
-        table.add_column(name, justify="left" if name in ("job", "compared") else "right", no_wrap=True)
+    chosen = any("auto_over_best" in entry for entry in entries)
+    last = ("compared", "auto/best") if chosen else ("compared",)
+    for name in ("job", "time", "plain loop", "ratio", "images/s", "TFLOP/s\nof peak", *last):
+        table.add_column(name, justify="left" if name in ("job", *last) else "right", no_wrap=True)
     for entry in entries:
         table.add_row(
             "\n".join(filter(None, [entry["job"], entry["strategy"]])),
@@ -62,8 +64,15 @@ def page(entries: Sequence[Entry], setting: Setting) -> Table:
             f"{entry['images_per_second']:,.0f}",
             f"{entry['tflops']:.3g}\n{entry['peak_share']:.1%}",
             f"{entry['figure']:.3g}\n{entry['figure_of']}" if entry["figure_of"] not in PLAIN else "",
+            *([_alone(entry)] if chosen else []),
         )
     return table
+
+
+def _alone(entry: Entry) -> str:
+    """What choosing costs, then every single strategy, the quickest first."""
+    each = sorted(entry.get("strategy_seconds", {}).items(), key=lambda item: item[1])
+    return "\n".join([f"{entry.get('auto_over_best', float('nan')):.3f}", *(f"{name} {1000 * s:.3g}" for name, s in each)])
 
 
 def _time(median: float, spread: Sequence[float], unit: str) -> str:

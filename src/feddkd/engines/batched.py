@@ -5,40 +5,37 @@ at shared weights are one backward pass, and the teachers' outputs for all J ste
 the lanes is carried out is a strategy, chosen by timing (strategies.py).
 """
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from torch import Tensor
-from torch.func import grad, vmap
+from torch.func import vmap
 
 from feddkd.data.batches import Source
 from feddkd.data.federation import Federation
 from feddkd.engines import Order, Reply
+from feddkd.engines.gradients import Gradients
 from feddkd.engines.lanes import Lane, Store, Tape
+from feddkd.engines.memory import Planner
 from feddkd.engines.serial import gather, retained
 from feddkd.engines.strategies import Chooser
-from feddkd.engines.work import Work, chosen, join, lanes_in, stacked, take
+from feddkd.engines.work import Work, apart, chosen, grouped, join, lanes_in, shapes, stacked
 from feddkd.errors import InputError, choices
-from feddkd.method import Batch, Collect, Exchange, Fold, Gradient
+from feddkd.method import Exchange, Fold, Gradient, probing
 from feddkd.models import Model
-from feddkd.params import Groups, Tensors
+from feddkd.params import Groups
 
-log = logging.getLogger(__name__)
 PRECISIONS = ("fp32", "tf32", "bf16")
 
 
-class Lesson(NamedTuple):
-    """What some clients of a run, with batches of one size, teach in a round: batches and targets have a leading axis over
-    steps."""
+class Begun(NamedTuple):
+    """A fold over some lanes before its first step: its work and carry, and the memos, stacked and one by one."""
 
-    clients: list[int]  # positions in the cohort
+    work: Work
+    carry: Groups
     memo: Groups
-    batches: Batch
-    targets: Tensor
+    memos: list[Groups]
 
 
 @dataclass
@@ -50,7 +47,8 @@ class Batched:
     first_memos: Sequence[Groups]
     dtype: torch.dtype = torch.float32
     strategy: str = "auto"
-    lanes: int | None = None  # at most so many at once; all of them, while memory lasts, unless said
+    lanes: int | None = None  # at most so many at once; as many as memory allows unless said
+    memory: int | None = None  # bytes that may be planned with; what is free unless said
     precision: str = "tf32"  # of products: tf32 (on CUDA, where dtype is float32), fp32, or bf16 inside the networks
     memos: dict[tuple[int, int], Groups] = field(default_factory=dict)  # (run, client) -> memo
 
@@ -62,14 +60,21 @@ class Batched:
         self.store = Store.of(self.federations)
         self.device = self.store.x.device
         self.chooser = Chooser(self.strategy, self.device)
-        self._lessons: dict[int, tuple[tuple[int, ...], list[Lesson]]] = {}  # run -> this round's, and for which cohort
+        self.planner = Planner(self.device, self.memory)
+        self.gradients = Gradients(self.model, self.store, self.dtype, self.chooser)
 
     def sizes(self, run: int, source: Source = "train") -> Sequence[int]:
         return self.federations[run].counts(source)
 
+    @property
+    def strategies(self) -> tuple[str, ...]:
+        """Those to choose from."""
+        return self.chooser.known
+
     def facts(self) -> dict[str, Any]:
         """What was decided along the way, for the record."""
-        return {"strategy": dict(self.chooser.chosen), "lanes": self.lanes}
+        return {"strategy": dict(self.chooser.chosen), "lanes": self.lanes, "memory": list(self.planner.plans.values()),
+                "chunks": dict(self.planner.most)}  # fmt: skip
 
     def memos_of(self, run: int) -> Mapping[int, Groups]:
         return {client: memo for (own, client), memo in self.memos.items() if own == run and memo}
@@ -80,45 +85,58 @@ class Batched:
     def adopt(self, facts: Mapping[str, Any]) -> None:
         found = facts.get("strategy", {})
         self.chooser.chosen |= {kind: name for kind, name in found.items() if name in self.chooser.known}  # not from elsewhere
-        self.lanes = facts.get("lanes", self.lanes)
+        self.planner.most |= facts.get("chunks", {})
 
     def close(self) -> None:
         self.memos.clear()
-        self._lessons.clear()
+        self.gradients.clear()
         self.chooser.close()
 
     def exchange(self, exchange: Exchange, orders: Sequence[Order]) -> list[Reply]:
         if self.device.type == "cuda":
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.precision != "fp32"
         if isinstance(exchange.phase.client, Gradient):
-            return [self._differentiate(exchange, exchange.phase.client, order) for order in orders]
+            return self._differentiate(exchange, exchange.phase.client, orders)
         assert exchange.phase.client is not None, "a phase without a client half never reaches an engine"
-        return self._fold(exchange, exchange.phase.client, orders)
+        replies: dict[int, Reply] = {}
+        for alike in grouped([shapes(order.sent) for order in orders]):  # only those can be lanes of one program
+            found = self._fold(exchange, exchange.phase.client, [orders[n] for n in alike])
+            replies |= dict(zip(alike, found, strict=True))
+        return [replies[n] for n in range(len(orders))]
 
     # --- folds
 
     def _fold(self, exchange: Exchange, client: Fold, orders: Sequence[Order]) -> list[Reply]:
         lanes = self.store.lay_out(exchange.phase.reads, orders)
+        width = max((len(batch) for lane in lanes for batch in lane.batches[:1]), default=0)
+        kind = f"{exchange.phase.name}, batches of {width}"
+        size = self._at_once(kind, exchange, client, orders, lanes)
         done: list[Groups] = []  # uploads, stacked, chunk by chunk
         at = 0
         while at < len(lanes):
-            now = lanes[at : at + (self.lanes or len(lanes))]
+            now = lanes[at : at + size]
             try:
                 done.append(self._fold_chunk(exchange, client, orders, now))
                 at += len(now)
             except torch.OutOfMemoryError:
                 if len(now) == 1:
                     raise
-                self.lanes = (len(now) + 1) // 2
                 self.chooser.close()
+                size = self.planner.halve(kind, len(lanes), len(now))
                 torch.cuda.empty_cache()
-                log.warning("%d lanes do not fit in memory; going on with %d at once", len(now), self.lanes)
         uploads = join(done)
         place = {(lane.order, lane.client): at for at, lane in enumerate(lanes)}
         return [self._reply(exchange, order, uploads, [place[n, k] for k in order.cohort]) for n, order in enumerate(orders)]
 
-    def _fold_chunk(self, exchange: Exchange, client: Fold, orders: Sequence[Order], lanes: Sequence[Lane]) -> Groups:
-        """The lanes' uploads, stacked; the memos move on."""
+    def _at_once(self, kind: str, exchange: Exchange, client: Fold, orders: Sequence[Order], lanes: Sequence[Lane]) -> int:
+        def start(count: int) -> tuple[Work, Groups]:
+            begun = self._begin(exchange, client, orders, lanes[:count])
+            return begun.work, begun.carry
+
+        planned = self.planner.lanes(kind, len(lanes), start, trains=exchange.phase.reads.random)
+        return planned if self.lanes is None else min(planned, self.lanes)
+
+    def _begin(self, exchange: Exchange, client: Fold, orders: Sequence[Order], lanes: Sequence[Lane]) -> Begun:
         shared = len({lane.order for lane in lanes}) == 1
         sent = orders[lanes[0].order].sent if shared else stacked([orders[lane.order].sent for lane in lanes])
         memos = [self._memo(orders[lane.order].run, lane.client) for lane in lanes]
@@ -126,13 +144,21 @@ class Batched:
         memo = stacked([{group: own[group] for group in common} for own in memos])
         over, number = None if shared else 0, torch.arange(len(lanes), device=self.device)
         carry = vmap(lambda s, m, _: client.start(self.model, s, m), (over, 0, 0))(sent, memo, number)
-        tape = Tape.of(lanes, self.dtype, self.device)
-        work = Work(self.model, self.store, exchange.phase, client, sent, shared, tape, self.dtype)
+        work = Work(
+            self.model, self.store, exchange.phase, client, sent, shared, Tape.of(lanes, self.dtype, self.device), self.dtype
+        )
+        return Begun(work, carry, memo, memos)
+
+    def _fold_chunk(self, exchange: Exchange, client: Fold, orders: Sequence[Order], lanes: Sequence[Lane]) -> Groups:
+        """The lanes' uploads, stacked; the memos move on."""
+        work, carry, memo, memos = self._begin(exchange, client, orders, lanes)
+        common, over = set(memo), None if work.shared else 0
         carry = self.chooser.run(work, carry)
-        upload, memo = vmap(lambda s, c, m: client.finish(self.model, s, c, m), (over, 0, 0))(sent, carry, memo)
-        for at, lane in enumerate(lanes):
-            apart = {group: own for group, own in memos[at].items() if group not in common}
-            self.memos[orders[lane.order].run, lane.client] = retained({**apart, **take(memo, at)}, exchange.retain)
+        upload, memo = vmap(lambda s, c, m: client.finish(self.model, s, c, m), (over, 0, 0))(work.sent, carry, memo)
+        rows = apart(retained(memo, exchange.retain), len(lanes))
+        for lane, own, row in zip(lanes, memos, rows, strict=True):
+            others = {group: tensors for group, tensors in own.items() if group not in common}
+            self.memos[orders[lane.order].run, lane.client] = {**retained(others, exchange.retain), **row}
         result: Groups = upload
         return result
 
@@ -149,98 +175,13 @@ class Batched:
 
     # --- gradients at shared weights
 
-    def _differentiate(self, exchange: Exchange, client: Gradient, order: Order) -> Reply:
-        kept = self._lessons.get(order.run)
-        if exchange.step == 1 or kept is None or kept[0] != order.cohort:  # somebody may have fallen silent since the first step
-            kept = self._lessons[order.run] = order.cohort, self._teach(exchange, client, order)
-        lessons, step = kept[1], exchange.step - 1
-        (rule,) = exchange.phase.collect.values()
-        if rule is Collect.EVERY:
-            gradient = self._every(client, order, lessons, step)
-        else:
-            counts = self._examples(exchange, order) if rule is Collect.MEAN_BY_EXAMPLES else [1] * len(order.cohort)
-            gradient = self._mean(exchange, client, order, lessons, counts)
-        if exchange.step == exchange.steps:
-            del self._lessons[order.run]
-        for k in order.cohort:
-            self.memos[order.run, k] = retained(self._memo(order.run, k), exchange.retain)
-        return Reply(order.cohort, {"gradient": gradient})
-
-    def _mean(self, exchange: Exchange, client: Gradient, order: Order, lessons: list[Lesson], counts: list[int]) -> Tensors:
-        """The gradient of the mean of the clients' losses: the mean of their gradients, in one pass at shared weights."""
-        total, parts = sum(counts), []
-        for lesson in lessons:
-            share = torch.tensor([counts[at] / total for at in lesson.clients], dtype=self.dtype)
-            parts.append((*_at(lesson, exchange.step - 1), share.to(self.device, non_blocking=True)))
-
-        def gradient(sent: Groups, parts: list[tuple[Groups, Batch, Tensor, Tensor]]) -> Tensors:
-            def loss(w: Tensors) -> Tensor:
-                one = self._client_loss(client, sent, w)
-                return torch.stack([(share * vmap(one)(memo, batch, taught)).sum() for memo, batch, taught, share in parts]).sum()
-
-            slope: Tensors = grad(loss)(sent["params"])
-            return slope
-
-        mean: Tensors = self._call(f"{exchange.phase.name} gradient", gradient, (order.sent, parts))
-        return mean
-
-    def _call(self, name: str, function: Callable[..., Any], inputs: Any) -> Any:
-        """As a CUDA graph where that is possible."""
-        if self.device.type == "cuda" and self.chooser.records:
-            return self.chooser.recordings.call(name, function, inputs, self.chooser.fuses)
-        return function(*inputs)
-
-    def _every(self, client: Gradient, order: Order, lessons: list[Lesson], step: int) -> Tensors:
-        found: dict[int, Groups] = {}
-        for lesson in lessons:
-
-            def own(memo: Groups, batch: Batch, taught: Tensor) -> Tensors:
-                loss = self._client_loss
-                slope: Tensors = grad(lambda w: loss(client, order.sent, w)(memo, batch, taught))(order.sent["params"])
-                return slope
-
-            gradients = {"gradient": vmap(own)(*_at(lesson, step))}
-            found |= {position: take(gradients, at) for at, position in enumerate(lesson.clients)}
-        return stacked([found[position] for position in range(len(order.cohort))])["gradient"]
-
-    def _client_loss(self, client: Gradient, sent: Groups, w: Tensors) -> Callable[[Groups, Batch, Tensor], Tensor]:
-        def loss(memo: Groups, batch: Batch, taught: Tensor) -> Tensor:
-            return client.loss(self.model, w, sent, memo, batch, taught)
-
-        return loss
-
-    def _teach(self, exchange: Exchange, client: Gradient, order: Order) -> list[Lesson]:
-        """The batches of all steps and what the teachers make of them; batches of other sizes make a lesson of their own."""
-        lanes = self._reading_lists(exchange, order)
-        sizes = [len(lane.batches[0]) for lane in lanes]
-        groups = [[at for at, own in enumerate(sizes) if own == size] for size in sorted(set(sizes))]
-        if not self.model.norm_names:  # without batch norm padding is not felt
-            groups = [list(range(len(lanes)))]
-        return [self._lesson(client, order, [lanes[at] for at in group], group, exchange) for group in groups]
-
-    def _lesson(self, client: Gradient, order: Order, lanes: list[Lane], clients: list[int], exchange: Exchange) -> Lesson:
-        tape = Tape.of(lanes, self.dtype, self.device)
-        steps, count = tape.sizes.shape
-        indices, share, keys = (tensor.flatten(0, 1) for tensor in (tape.indices, tape.share, tape.keys))
-        read = self.store.read(indices, share, keys, self.dtype, exchange.phase.reads.random)
-        batches = Batch(*(tensor.reshape(steps, count, *tensor.shape[1:]) for tensor in read))
-        memo = stacked([self._memo(order.run, lane.client) for lane in lanes])
-
-        def targets(memo: Groups, batches: Batch) -> Tensor:
-            return vmap(lambda batch: client.targets(self.model, memo, batch))(batches)
-
-        taught = self._call(f"{exchange.phase.name} targets", vmap(targets, (0, 1), 1), (memo, batches))
-        return Lesson(clients, memo, batches, taught.clone())
-
-    def _reading_lists(self, exchange: Exchange, order: Order) -> list[Lane]:
-        """A lane a client whose batches are those of the phase's repetitions from this one on."""
-        repetitions = [(*order.key[:-1], step) for step in range(1, exchange.steps + 1)]
-        drawn = [self.store.lay_out(exchange.phase.reads, [order._replace(key=key)]) for key in repetitions]
-        return [
-            Lane(0, lanes[0].client, [lane.batches[0] for lane in lanes], np.array([lane.keys[0] for lane in lanes]))
-            for lanes in zip(*drawn, strict=True)
-        ]
-
-
-def _at(lesson: Lesson, step: int) -> tuple[Groups, Batch, Tensor]:
-    return lesson.memo, Batch(*(tensor[step] for tensor in lesson.batches)), lesson.targets[step]
+    def _differentiate(self, exchange: Exchange, client: Gradient, orders: Sequence[Order]) -> list[Reply]:
+        gathered = self.gradients(exchange, client, orders, self._memo)
+        probe = probing(exchange.phase)
+        if probe is not None and client.probe is not None:
+            found = self._fold(replace(exchange, phase=probe, retain=None), client.probe, orders)
+            gathered = [{**own, **reply.collected} for own, reply in zip(gathered, found, strict=True)]
+        for order in orders:
+            for k in order.cohort:
+                self.memos[order.run, k] = retained(self._memo(order.run, k), exchange.retain)
+        return [Reply(order.cohort, own) for order, own in zip(orders, gathered, strict=True)]

@@ -62,7 +62,8 @@ class Store:
             federation, start = self.federations[order.run], self.offset[order.run]
             for client in order.cohort:
                 key, own = (*order.key, client), federation.indices(reads.source, client)
-                batches = [own[at] + start for at in draw(reads, len(own), key)]
+                own = own + start if start else own
+                batches = [own[at] for at in draw(reads, len(own), key)]
                 lanes.append(Lane(number, client, batches, step_keys(key, len(batches))))
         return sorted(lanes, key=lambda lane: -len(lane.batches))
 

@@ -6,14 +6,13 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
 
+from feddkd.engines.replays import in_peace, new_stream
 from feddkd.engines.tracing import compiled
-from feddkd.engines.work import Work, advance, join, lanes_in, part, take
+from feddkd.engines.work import Work, advance, join, lanes_in, part, shapes, take
 from feddkd.method import Batch
 from feddkd.params import Groups
 
-WARM_UP = 3
 STRIDE = 7  # steps in one graph, besides a graph of one; 49 batches an epoch are seven of them
 
 
@@ -35,39 +34,6 @@ def _copy(target: Groups, source: Groups) -> None:
             target[group][name].copy_(tensor)
 
 
-class Replay:
-    """A pure function of tensors as a CUDA graph, for inputs of the same shapes."""
-
-    def __init__(self, function: Callable[..., Any], inputs: Any, fuse: bool) -> None:
-        self.inputs = tree_map(torch.clone, inputs)
-        function = compiled(function, *self.inputs) if fuse else function
-        device = next(tensor.device for tensor in tree_leaves(inputs))
-        _in_peace(lambda: function(*self.inputs), device)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.outputs = function(*self.inputs)
-
-    def __call__(self, inputs: Any) -> Any:
-        for place, tensor in zip(tree_leaves(self.inputs), tree_leaves(inputs), strict=True):
-            place.copy_(tensor)
-        self.graph.replay()
-        return tree_map(torch.clone, self.outputs)
-
-
-def _stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-
-def _in_peace(function: Callable[[], Any], device: torch.device) -> None:
-    """Warm up on a stream of its own, as recording asks for."""
-    calm = _stream(device)
-    calm.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(calm):
-        for _ in range(WARM_UP):
-            function()
-    torch.cuda.current_stream(device).wait_stream(calm)
-
-
 class Recording:
     """One step over so many lanes with batches of one width."""
 
@@ -81,7 +47,7 @@ class Recording:
         self.share = torch.zeros(self.indices.shape, dtype=work.dtype, device=device)
         self.keys = torch.zeros(self.indices.shape[:2], dtype=torch.int64, device=device)
         self.step = torch.zeros(1, dtype=torch.int64, device=device)
-        self.side = [_stream(device) for _ in range(lanes if way.streams else 0)]
+        self.side = [new_stream(device) for _ in range(lanes if way.streams else 0)]
         self._load(work, carry, range(1))
         self.call: Callable[..., Groups] = work.one if way.streams else work.many
         if way.compiled:
@@ -98,7 +64,8 @@ class Recording:
 
         if not self.way.streams:
             return compiled(written, self.sent, self.carry, batch)
-        sent, key = self.sent if self.work.shared else take(self.sent, 0), (self.work.phase.name, self.width)
+        sent = self.sent if self.work.shared else take(self.sent, 0)
+        key = (self.work.client, self.width, shapes(sent))
         if key not in lane_steps:
             own, lane = take(self.carry, 0), Batch(*(tensor[0] for tensor in batch))
             lane_steps[key] = compiled(written, sent, own, lane, channels_last=True)
@@ -109,7 +76,7 @@ class Recording:
             self.step.zero_()
             self._body()
 
-        _in_peace(again, device)
+        in_peace(again, device)
         self.graphs = {}
         for steps in (STRIDE, 1):
             self.graphs[steps] = torch.cuda.CUDAGraph()
@@ -163,20 +130,18 @@ class Recordings:
 
     def __init__(self) -> None:
         self._kept: dict[tuple[object, ...], Recording] = {}
-        self._replays: dict[tuple[object, ...], Replay] = {}
         self._lane_steps: dict[object, Callable[..., Groups]] = {}  # compiled for one lane, which serves any number of them
         self._pool: Any = None
 
     def clear(self) -> None:
         self._kept.clear()
-        self._replays.clear()
+        self._pool = None
 
-    def call(self, name: str, function: Callable[..., Any], inputs: Any, fuse: bool) -> Any:
-        """A function of tensors, recorded (and compiled before) when it is first called with inputs of these shapes."""
-        key = (name, *(tensor.shape for tensor in tree_leaves(inputs)))
-        if key not in self._replays:
-            self._replays[key] = Replay(function, inputs, fuse)
-        return self._replays[key](inputs)
+    @property
+    def pool(self) -> Any:
+        """Memory that all graphs share: none runs beside another, and what outlives a replay lies outside."""
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        return self._pool
 
     def run(self, work: Work, carry: Groups, steps: int | None, way: Way) -> Groups:
         finished: list[Groups] = []
@@ -195,11 +160,10 @@ class Recordings:
         return join([carry, *reversed(finished)])
 
     def _recording(self, work: Work, carry: Groups, width: int, way: Way) -> Recording:
-        key = (work.phase.name, lanes_in(carry), width, work.shared, way)
+        key = (work.client, lanes_in(carry), width, work.shared, way, work.shapes)
         kept = self._kept.get(key)
-        if kept is None or len(kept.indices) < len(work.tape.active) or kept.work.client is not work.client:
-            self._pool = self._pool or torch.cuda.graph_pool_handle()
-            kept = self._kept[key] = Recording(work, carry, width, way, self._pool, self._lane_steps)
+        if kept is None or len(kept.indices) < len(work.tape.active):
+            kept = self._kept[key] = Recording(work, carry, width, way, self.pool, self._lane_steps)
         return kept
 
 

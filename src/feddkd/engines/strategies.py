@@ -8,12 +8,13 @@ streams  every lane on a CUDA stream of its own, all of them recorded as one CUD
 fused, fused-streams
          the same two, traced (convolutions over lanes as patches x bmm) and compiled before they are recorded
 
-All give the same numbers up to rounding. `auto` times a few steps of the job at hand and keeps the quickest.
+All give the same numbers up to rounding. `auto` times some steps of the job at hand and keeps the quickest.
 """
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -25,7 +26,10 @@ from feddkd.method import Batch
 from feddkd.params import Groups
 
 log = logging.getLogger(__name__)
-TRIAL_STEPS = 3
+ENOUGH = 0.03  # seconds that a trial should take: many steps where they are short
+PATIENCE = 1.0  # seconds of a trial that is not repeated
+REPEATS = 4
+HOPELESS = 3.0  # times the best so far: no further trial
 WAYS = {
     "graph": Way(),
     "streams": Way(streams=True),
@@ -34,22 +38,20 @@ WAYS = {
 }
 
 
+Trial = Callable[[str, int], object]  # carries out so many steps by the strategy of that name
+
+
 class Chooser:
     """Runs folds by a named strategy, or by the one that was quickest on a few steps of the same kind of work."""
 
     def __init__(self, strategy: str, device: torch.device) -> None:
-        known = ("vmap", "loop", *WAYS) if device.type == "cuda" else ("vmap", "traced", "loop")
+        known: tuple[str, ...] = ("loop", "vmap", *WAYS) if device.type == "cuda" else ("loop", "vmap", "traced")
         if strategy not in ("auto", *known):
             raise InputError(f"unknown strategy {strategy!r} on {device.type}; there are: auto, {choices(known)}")
-        self.strategy, self.known = strategy, known
+        self.strategy, self.known, self.device = strategy, known, device
         self.chosen: dict[str, str] = {}  # what kind of work -> strategy
         self.recordings = Recordings()
         self.traces: dict[tuple[object, ...], Step] = {}
-
-    @property
-    def records(self) -> bool:
-        """Whether CUDA graphs are used at all."""
-        return self.strategy not in ("vmap", "traced", "loop")
 
     @property
     def fuses(self) -> bool:
@@ -57,7 +59,14 @@ class Chooser:
         return any(name in WAYS and WAYS[name].compiled for name in self.chosen.values())
 
     def run(self, work: Work, carry: Groups) -> Groups:
-        return self._runner(self._choose(work, carry))(work, carry, None)
+        trains = work.phase.reads.random
+        names = [name for name in self.known if trains or name not in WAYS or not WAYS[name].compiled]
+        # a test set is read through too seldom for compiling to pay, and not worth a line to people
+        kind = f"{work.phase.name}, {lanes_in(carry)} lanes of {work.tape.indices.shape[2]}"
+        most = work.tape.active.count(work.tape.active[0])  # a trial ends with the first lane that does
+        level = logging.INFO if trains else logging.DEBUG
+        name = self.pick(kind, names, lambda name, steps: self._runner(name)(work, carry, steps), most, level=level)
+        return self._runner(name)(work, carry, None)
 
     def close(self) -> None:
         self.recordings.clear()
@@ -71,52 +80,67 @@ class Chooser:
         return {"vmap": run_vmap, "loop": run_loop}[name]
 
     def _traced(self, work: Work) -> Step:
-        """Traced anew for inputs of other shapes."""
+        """Traced anew for another client or inputs of other shapes."""
 
         def call(sent: Groups, carry: Groups, batch: Batch) -> Groups:
-            key = (work.phase.name, work.shared, batch.x.shape)
+            key = (work.client, work.shared, batch.x.shape, work.shapes)
             if key not in self.traces:
                 self.traces[key] = traced(work.many, sent, carry, batch)
             return self.traces[key](sent, carry, batch)
 
         return call
 
-    def _choose(self, work: Work, carry: Groups) -> str:
-        kind = f"{work.phase.name}, {lanes_in(carry)} lanes of {work.tape.indices.shape[2]}"
+    def pick(self, kind: str, names: Sequence[str], trial: Trial, most: int = 1, per: int = 1, level: int = logging.INFO) -> str:
+        """The strategy for this kind of work: the one asked for, or the quickest of those named in trials of at most so many
+        steps. `per`: how many steps one of the trial's counts for in the log."""
         if kind not in self.chosen:
-            self.chosen[kind] = self.strategy if self.strategy != "auto" else self._quickest(kind, work, carry)
+            if self.strategy == "auto":
+                seconds = self._try(kind, names, trial, most)
+                self.chosen[kind] = min(seconds, key=lambda name: seconds[name])
+                times = ", ".join(f"{name} {1e3 * each / per:.3g}" for name, each in seconds.items())
+                log.log(level, "%s: %s (ms a step: %s)", kind, self.chosen[kind], times)
+            else:
+                self.chosen[kind] = self.strategy
+                log.log(level, "%s: %s, as asked", kind, self.strategy)
         return self.chosen[kind]
 
-    def _quickest(self, kind: str, work: Work, carry: Groups) -> str:
+    def _try(self, kind: str, names: Sequence[str], trial: Trial, most: int) -> dict[str, float]:
+        """Name -> seconds a step, the least of some trials, for those that work."""
         seconds: dict[str, float] = {}
-        worth_compiling = work.phase.reads.random  # training; a test set is read through too seldom
-        for name in self.known:
-            if name in WAYS and WAYS[name].compiled and not worth_compiling:
-                continue
+        for name in names:
             try:
-                seconds[name] = self._time(name, work, carry)
+                seconds[name] = self._first(partial(trial, name), min(seconds.values(), default=0.0), name in WAYS)
             except InputError:
                 raise
             except Exception as error:
                 if name == "loop":  # not the strategy's fault: the client itself fails
                     raise
-                log.warning("%s: %s does not work for this network (%s)", kind, name, str(error).splitlines()[0])
-        best = min(seconds, key=lambda name: seconds[name])
-        log.info("%s: %s (ms a step: %s)", kind, best, ", ".join(f"{n} {1e3 * s:.3g}" for n, s in seconds.items()))
-        return best
+                log.warning("%s: %s does not work for this network (%s)", kind, name, _first_line(error))
+        for _ in range(REPEATS):  # by turns, so that whatever else the machine does meets all of them alike
+            best = min(seconds.values())
+            for name in [name for name in seconds if seconds[name] < HOPELESS * best]:
+                steps = max(1, min(most, round(ENOUGH / seconds[name])))
+                if steps * seconds[name] < PATIENCE:
+                    seconds[name] = min(seconds[name], self._clock(partial(trial, name), steps))
+        return seconds
 
-    def _time(self, name: str, work: Work, carry: Groups) -> float:
-        """Seconds a step of all lanes, after one step to warm up."""
-        run = self._runner(name)
-        steps = min(TRIAL_STEPS, len(work.tape.active))
-        run(work, carry, 1)
-        _wait(work)
+    def _first(self, trial: Callable[[int], object], best: float, records: bool) -> float:
+        """A first impression, after warming up; that itself will do where it took far too long and recorded nothing."""
+        warm = self._clock(trial, 1)
+        return warm if warm > max(HOPELESS * best, HOPELESS * PATIENCE) and not records and best else self._clock(trial, 1)
+
+    def _clock(self, trial: Callable[[int], object], steps: int) -> float:
+        wait_for(self.device)
         began = time.perf_counter()
-        run(work, carry, steps)
-        _wait(work)
+        trial(steps)
+        wait_for(self.device)
         return (time.perf_counter() - began) / steps
 
 
-def _wait(work: Work) -> None:
-    if work.tape.indices.is_cuda:
-        torch.cuda.synchronize(work.tape.indices.device)
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

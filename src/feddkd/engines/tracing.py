@@ -13,6 +13,7 @@ from torch import Tensor
 from torch._functorch.compile_utils import fx_graph_cse
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import fold, pad
+from torch.utils._pytree import tree_map
 
 aten = torch.ops.aten
 
@@ -23,6 +24,7 @@ def traced(function: Callable[..., Any], *example: Any) -> Callable[..., Any]:
         aten.convolution.default: _convolution,
         aten.convolution_backward.default: _convolution_backward,
     }
+    example = tree_map(torch.detach, example)  # one tensor at two places would be taken for one input for ever
     module = make_fx(lambda *inputs: function(*inputs), decomposition_table=table)(*example)
     lean = fx_graph_cse(module.graph)  # forward and backward read the same patches: cut them once
     lean.set_codegen(module.graph._codegen)  # how nested inputs are taken apart

@@ -1,7 +1,8 @@
 """The work of a fold over many lanes, and the two ways to do it that need no GPU."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import groupby
 
 import torch
@@ -17,6 +18,16 @@ from feddkd.params import Groups
 def take(groups: Groups, lane: int) -> Groups:
     """One lane of stacked groups."""
     return {group: {name: tensor[lane] for name, tensor in tensors.items()} for group, tensors in groups.items()}
+
+
+def apart(groups: Groups, lanes: int) -> list[dict[str, dict[str, Tensor]]]:
+    """All lanes of stacked groups, each for itself: one call a tensor, not one a lane."""
+    rows: list[dict[str, dict[str, Tensor]]] = [{group: {} for group in groups} for _ in range(lanes)]
+    for group, tensors in groups.items():
+        for name, tensor in tensors.items():
+            for row, own in zip(rows, tensor.unbind(), strict=True):
+                row[group][name] = own
+    return rows
 
 
 def part(groups: Groups, start: int, stop: int | None) -> Groups:
@@ -43,6 +54,18 @@ def lanes_in(groups: Groups) -> int:
     return next(len(tensor) for tensors in groups.values() for tensor in tensors.values())
 
 
+Shapes = tuple[tuple[int, ...], ...]
+
+
+def shapes(groups: Groups) -> Shapes:
+    return tuple(tuple(tensor.shape) for tensors in groups.values() for tensor in tensors.values())
+
+
+def grouped(kinds: Sequence[object]) -> list[list[int]]:
+    """Positions of equal kinds, together."""
+    return [[at for at, other in enumerate(kinds) if other == kind] for kind in dict.fromkeys(kinds)]
+
+
 @dataclass(frozen=True)
 class Work:
     """A fold over a tape: what is sent is the same for all lanes (`shared`), or has a lane axis of its own."""
@@ -55,6 +78,11 @@ class Work:
     shared: bool
     tape: Tape
     dtype: torch.dtype
+
+    @cached_property
+    def shapes(self) -> Shapes:
+        """Of what is sent: a program made for other shapes is another program."""
+        return shapes(self.sent)
 
     def head(self, lanes: int) -> "Work":
         """The work of the first lanes alone."""

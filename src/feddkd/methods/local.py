@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.func import grad
 
 from feddkd.data.batches import Reads, Source
+from feddkd.errors import InputError
 from feddkd.method import Batch, Collect, Fold, Method, Phase, Private, Rate, Schedule, ServerFn, World, own_model, uploads
 from feddkd.models import Model, Output
 from feddkd.objectives import Term, cross_entropy
@@ -124,3 +125,30 @@ def _client(optimiser: Optimiser, variant: Variant) -> Fold:
         return {**upload, **more}, {**after, "model": {**carry["params"], **carry["buffers"]}, **kept}
 
     return Fold(start, step, finish)
+
+
+# --- pieces that several variants share
+
+
+def hold_private(model: Model, sent: Groups, memo: Groups) -> Groups:
+    """A `begin` for terms that look at the model as it came: own_model(model, sent, carry) is that model at every step."""
+    return {"private": memo.get("private", {})}
+
+
+def reach(local: Local, method: str) -> tuple[Begin, Watch]:
+    """carry["reach"]["a"]: how far the steps so far lead down a slope of one, in units of the learning rate.
+
+    That is K after K steps of plain SGD, (K - rho (1 - rho^K) / (1 - rho)) / (1 - rho) with momentum rho, and exact for Nesterov.
+    """
+    if local.optimiser != "sgd":
+        raise InputError(f"{method} weighs the steps of SGD; optimiser={local.optimiser!r} does not go with it")
+
+    def begin(model: Model, sent: Groups, memo: Groups) -> Groups:
+        nothing = sent["rates"]["lr"].new_zeros(())
+        return {"reach": {"a": nothing, "v": nothing}}
+
+    def watch(model: Model, sent: Groups, carry: Groups, output: Output, batch: Batch) -> Groups:
+        v = local.momentum * carry["reach"]["v"] + 1
+        return {"reach": {"a": carry["reach"]["a"] + (1 + local.momentum * v if local.nesterov else v), "v": v}}
+
+    return begin, watch

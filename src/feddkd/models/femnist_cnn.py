@@ -20,6 +20,6 @@ class FemnistCNN(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         for conv in self.convs:
-            x = nn.functional.max_pool2d(conv(x).relu(), 2)
+            x = nn.functional.max_pool2d(conv(x), 2).relu()  # in this order a quarter of ReLU's work, and the same bits
         logits: Tensor = self.fc2(self.fc1(x.flatten(1)).relu())
         return logits

@@ -1,0 +1,163 @@
+"""`make methods-table`: every method of the package, with and without DKD behind it, on one small job -> docs/methods/table.md.
+
+Seeds of one method run in lock-step. What the same code has run already is not run again, so a table that was stopped goes on.
+It is a smoke test and no ranking: nothing is tuned.
+"""
+
+import argparse
+import hashlib
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import feddkd
+from feddkd import METHODS, Experiment, InputError, __version__, parse
+from feddkd.catalogue import entry
+from feddkd.evaluate import Protocol
+from feddkd.execute import execute
+from feddkd.record import Record, find, folder_name
+from feddkd.summary import mean_and_std, summarise
+
+ROOT = Path(__file__).parent.parent
+JOB: dict[str, Any] = {
+    "data": "digits",
+    "partition": "dirichlet(alpha=0.1)",
+    "model": "mlp(hidden='64')",
+    "clients": 10,
+    "rounds": 10,
+    "public": 0.1,  # the same for all, though few methods need it
+}
+SEEDS = 5
+LOCAL = {"epochs": 5, "batch_size": 32, "lr": 0.1}  # of every method that trains locally
+DKD = "dkd(steps=10, batch_size=32, lr=0.2)"
+FIRST = "fedavg"  # goes before a method that cannot stand by itself
+# What else a method needs to make sense on so small a job: name -> options. All others are its own defaults.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "fedprox": {"mu": 0.1},
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """A method's runs without and with DKD; where there are none of the latter, the reason."""
+
+    method: str
+    plain: list[Record]
+    distilled: list[Record]
+    reason: str = ""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = argparse.ArgumentParser(description="Run every method with and without DKD and write the table.")
+    options.add_argument("names", nargs="*", help="only these methods")
+    options.add_argument("--rounds", type=int, default=JOB["rounds"])
+    options.add_argument("--seeds", type=int, default=SEEDS)
+    options.add_argument("--runs", type=Path, default=ROOT / "runs" / "methods", help="where the runs are kept")
+    options.add_argument("--out", type=Path, default=ROOT / "docs" / "methods" / "table.md")
+    given = options.parse_args(arguments)
+    job = {**JOB, "rounds": given.rounds}
+    names = given.names or [name for name in METHODS if entry(name).own and name != "dkd"]
+    lines = [line(name, job, given.seeds, given.runs / fingerprint()) for name in names]
+    command = shlex.join(["python", "experiments/methods.py", *(sys.argv[1:] if arguments is None else arguments)])
+    given.out.write_text(page(lines, job, given.seeds, command), encoding="utf-8")
+    print(f"written to {given.out}")
+
+
+def fingerprint() -> str:
+    """Of the package's code: numbers that other code gave are not taken over."""
+    assert feddkd.__file__ is not None
+    files = sorted(Path(feddkd.__file__).parent.rglob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
+
+
+def spelled(name: str) -> str:
+    """A method as this job runs it."""
+    here = entry(name)
+    local = {setting.name for setting in here.settings if setting.shared}
+    options = {**{key: value for key, value in LOCAL.items() if key in local}, **OPTIONS.get(name, {})}
+    text = f"{name}({', '.join(f'{key}={value!r}' for key, value in options.items())})"
+    return f"{spelled(FIRST)} | {text}" if here.piece else text
+
+
+def line(name: str, job: Mapping[str, Any], seeds: int, runs: Path) -> Line:
+    method = spelled(name)
+    plain = play(method, job, seeds, runs)
+    try:
+        parse(f"{method} | {DKD}").check_order()
+        return Line(method, plain, play(f"{method} | {DKD}", job, seeds, runs))
+    except InputError as error:
+        return Line(method, plain, [], str(error))
+
+
+def play(method: str, job: Mapping[str, Any], seeds: int, runs: Path) -> list[Record]:
+    """The runs of a method, those that are not there yet together."""
+    experiments = [Experiment(method=method, seed=seed, **job) for seed in range(seeds)]
+    missing = [one for one in experiments if not (runs / folder_name(one) / "summary.json").exists()]
+    if missing:
+        print(f"{method}, {len(missing)} seeds", file=sys.stderr)
+        execute(missing, out=runs)
+    return [find(runs / folder_name(one))[0] for one in experiments]
+
+
+# --- the page
+
+
+def page(lines: Sequence[Line], job: Mapping[str, Any], seeds: int, command: str) -> str:
+    notes = [f"{first_name(one)} with DKD: {one.reason}" for one in lines if one.reason]
+    notes += [f"{first_name(one)}: {protocol(one)}" for one in lines if protocol(one) != Protocol.GLOBAL.value]
+    setting = ", ".join(f"`{key} = {value!r}`" for key, value in job.items())
+    head = ("method", "accuracy, %", "with DKD", "communications a round", "with DKD", "MB a round", "with DKD")
+    cells = [[f"`{first_name(one)}`", *pairs(one)] for one in lines]
+    table = "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] + ["---:"] * 6, *cells))
+    return "\n\n".join([
+        "# All methods, with and without DKD",
+        f"Test accuracy at the best validation round, mean ± population standard deviation over {seeds} seeds; {setting}. "
+        "A smoke test: nothing is tuned, so this is no ranking.",
+        table,
+        *(["\n".join(f"* {note}" for note in notes)] if notes else []),
+        f"`{DKD}` is what is put behind each. The methods as they were run:",
+        "```\n" + "\n".join(one.method for one in lines) + "\n```",
+        f"Made by `{command}` (`make methods-table`) with feddkd {__version__}, code {fingerprint()}.",
+    ]) + "\n"  # fmt: skip
+
+
+def first_name(one: Line) -> str:
+    """A method without its options."""
+    return " | ".join(call.name for call in parse(one.method).calls).replace("|", "\\|")
+
+
+def protocol(one: Line) -> str:
+    text: str = one.plain[0].manifest["protocol"]["test_accuracy"]
+    return text
+
+
+def pairs(one: Line) -> list[str]:
+    """The cells of a line: each number without and with DKD."""
+    return [cell for number in (accuracy, communications, megabytes) for cell in (number(one.plain), number(one.distilled))]
+
+
+def accuracy(records: list[Record]) -> str:
+    if not records:
+        return "—"
+    mean, deviation = mean_and_std([summarise(record.history)["test_accuracy"] for record in records])
+    return f"{100 * mean:.1f} ± {100 * deviation:.1f}"
+
+
+def communications(records: list[Record]) -> str:
+    return _mean([record.history[-1]["communications"] / record.history[-1]["round"] for record in records])
+
+
+def megabytes(records: list[Record]) -> str:
+    last = [record.history[-1] for record in records]
+    return _mean([(row["bytes_up"] + row["bytes_down"]) / 1e6 / row["round"] for row in last])
+
+
+def _mean(values: list[float]) -> str:
+    return f"{mean_and_std(values)[0]:.3g}" if values else "—"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""FedGKD: Yao, Pan, Dai, Wan, Ding, Jin, Xu, Sun, "Local-global knowledge distillation in heterogeneous federated learning with
+non-IID data", arXiv:2107.00051; IEEE Transactions on Computers 2024 as "FedGKD".
+
+    local loss = CE + c T^2 KL( softmax(z_M / T) || softmax(z / T) ),   z_M = logits of the mean of the last M global models
+
+Those are the models that rounds began with, the present one included, parameters and buffers (so what a later phase such as DKD
+makes of the average is part of them); the teacher is in evaluation mode. In the first round there is no distillation, as in the
+published code, whose c is the paper's gamma/2. Clients are averaged by examples; that code weighs them alike. The teacher travels
+besides the global model, except for M = 1, where it is the global model. FedGKD-VOTE is not here: in the published code it has
+no gradient.
+"""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from feddkd.method import Batch, Method, Phase, Rate, World, own_model
+from feddkd.methods.local import Local, Variant, hold_private, local_training
+from feddkd.methods.registry import METHODS
+from feddkd.models import Model, Output
+from feddkd.objectives import distillation
+from feddkd.params import Groups, Tensors, combine, only, weighted_mean
+from feddkd.spelling import Count, NonNegative, Positive
+
+
+@METHODS.register
+def fedgkd(local: Local, *, c: NonNegative = 0.1, buffer: Count = 5, temperature: Positive = 1.0) -> Method:
+    """Clients taught by the mean of the last M global models: loss = CE + c T^2 KL(softmax(z_M/T) || softmax(z/T))."""
+    several = buffer > 1
+    variant = Variant(
+        terms=(partial(_term, temperature),),
+        begin=hold_private,
+        sends=("teacher",) if several else (),
+        rates={"c": Rate(c, after=1)},
+    )
+    train = local_training(local, variant)
+    remember = Phase(name="remember", client=None, server=partial(_remember, buffer), opens=_nothing_yet)
+    return Method((remember, *train.phases), train.private) if several else train
+
+
+def _term(temperature: float, model: Model, w: Tensors, sent: Groups, carry: Groups, output: Output, batch: Batch) -> Tensor:
+    if "teacher" in sent:
+        teacher = sent["teacher"]
+        sent = {**sent, "params": only(teacher, model.param_names), "buffers": only(teacher, model.buffer_names)}
+    taught = model(*own_model(model, sent, carry), batch.x, mode="eval").logits
+    return sent["rates"]["c"] * distillation(taught, output.logits, batch, temperature)
+
+
+def _nothing_yet(model: Model, state: Groups, world: World) -> Groups:
+    whole = {**state["params"], **state["buffers"]}
+    return {"past": combine(lambda tensor: tensor.new_empty((0, *tensor.shape)), whole), "teacher": whole}
+
+
+def _remember(buffer: int, model: Model, state: Groups, collected: Groups, rates: Tensors) -> Groups:
+    """The newest first; their mean is what clients are sent."""
+    now = {**state["params"], **state["buffers"]}
+    past = combine(lambda new, old: torch.cat([new[None], old[: buffer - 1]]), now, state["past"])
+    count = len(next(iter(past.values())))
+    return {**state, "past": past, "teacher": weighted_mean(past, [1] * count)}

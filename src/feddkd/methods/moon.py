@@ -1,0 +1,62 @@
+"""MOON: Li, He, Song, "Model-contrastive federated learning", CVPR 2021, arXiv:2103.16257.
+
+    local loss = CE - mu log( e^(cos(z, z_glob)/T) / (e^(cos(z, z_glob)/T) + e^(cos(z, z_prev)/T)) )
+
+z is the input of the last layer: of the local model, of the model that was sent and of the client's previous local model, the
+latter two in evaluation mode, as in the published code. That code puts a projection head (two layers, 256 outputs) between
+encoder and classifier and takes z from there; here such a head is the network's business. A client's first previous model is the
+initial global one, so in round 1 the contrast is constant; the code has none there.
+"""
+
+from functools import partial
+
+from torch import Tensor
+
+from feddkd.errors import InputError
+from feddkd.method import Batch, Method, World, own_model, uploads
+from feddkd.methods.local import Local, Variant, hold_private, local_training
+from feddkd.methods.registry import METHODS
+from feddkd.models import Model, Output
+from feddkd.objectives import contrast
+from feddkd.params import Groups, Tensors, only
+from feddkd.spelling import NonNegative, Positive
+
+
+@METHODS.register
+def moon(local: Local, *, mu: NonNegative = 1.0, temperature: Positive = 0.5) -> Method:
+    """Features drawn to the global model's and away from the previous local one's: loss = CE - mu log softmax(cos/T)[glob]."""
+    variant = Variant(
+        terms=(partial(_term, mu, temperature),),
+        begin=_begin,
+        part=_remember,
+        keeps=frozenset({"previous"}),
+        brings=_initial,
+    )
+    return local_training(local, variant)
+
+
+def _initial(model: Model, state: Groups, world: World) -> Groups:
+    if model.head is None:
+        raise InputError("moon compares inputs of the last linear layer, and this network has no linear layer")
+    return {"previous": {**state["params"], **state["buffers"]}}
+
+
+def _begin(model: Model, sent: Groups, memo: Groups) -> Groups:
+    """Private tensors are still those of the previous local model."""
+    previous = memo["previous"]
+    shared = {"params": only(previous, model.param_names), "buffers": only(previous, model.buffer_names)}
+    params, buffers = own_model(model, shared, memo)
+    return {**hold_private(model, sent, memo), "previous_params": params, "previous_buffers": buffers}
+
+
+def _term(
+    mu: float, temperature: float, model: Model, w: Tensors, sent: Groups, carry: Groups, output: Output, batch: Batch
+) -> Tensor:
+    now = model(*own_model(model, sent, carry), batch.x, mode="eval").features
+    before = model(carry["previous_params"], carry["previous_buffers"], batch.x, mode="eval").features
+    return mu * contrast(output.features, now, before, batch, temperature)
+
+
+def _remember(model: Model, sent: Groups, carry: Groups, memo: Groups) -> tuple[Groups, Groups]:
+    shared, _ = uploads(model, carry["params"], carry["buffers"], memo)
+    return {}, {"previous": {**shared["params"], **shared["buffers"]}}
