@@ -478,6 +478,18 @@ def test_without_public_data_the_error_says_where_to_get_some(text: str) -> None
         ours(text, network("plain"))
 
 
+@pytest.mark.parametrize("text", [f"feddf({FIVE}) | local_bn()", f"feded({FIVE}) | local_bn(private='statistics')"])
+def test_whole_models_at_the_server_do_not_go_with_private_tensors(text: str) -> None:
+    with pytest.raises(InputError, match="they do not go with tensors private to clients"):
+        ours(text, network("bn"), public=public())
+    ours(text, network("plain"), public=public())  # nothing private in it
+
+
+def test_data_sharing_goes_with_batch_norm_at_home() -> None:
+    kept = ours(f"data_sharing({LOCAL}, warmup_steps=2) | local_bn() | {DKD_TEXT}", network("bn"), public=public())
+    assert "1.weight" not in kept
+
+
 # --- engines
 
 # Adam magnifies the rounding of tiny gradients, so it goes without batch norm

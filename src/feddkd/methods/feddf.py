@@ -23,7 +23,8 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from feddkd.data.batches import Reads
-from feddkd.method import Batch, Collect, Fold, Method, Phase, Rate
+from feddkd.errors import InputError
+from feddkd.method import Batch, Collect, Fold, Method, Phase, Rate, World
 from feddkd.methods.local import Local, Variant, local_training, take_average
 from feddkd.methods.registry import METHODS
 from feddkd.models import Model, Output
@@ -91,6 +92,11 @@ def taught_at_server(
         learnt = {"params": collected["params"], "buffers": collected["buffers"]}
         return {**{group: tensors for group, tensors in state.items() if group not in teachers}, **learnt}
 
+    def opens(model: Model, state: Groups, world: World) -> Groups:
+        if {*state["params"], *state["buffers"]} != model.param_names | model.buffer_names:
+            raise InputError(f"phase {name!r} runs whole models at the server; they do not go with tensors private to clients")
+        return {}
+
     return Phase(
         name=name,
         client=_student(lesson, teach, hard),
@@ -101,6 +107,7 @@ def taught_at_server(
         rates={"lr": Rate(lesson.server_lr)},
         at="server",
         refines=refines,
+        opens=opens,
     )
 
 
