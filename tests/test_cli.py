@@ -67,7 +67,7 @@ MISTAKES = {
     "run tiny.toml --set rounds": "key=value",
     "run tiny.toml --set ruonds=3": "'ruonds'; there are: clients",
     "run tiny.toml --set rounds=many": "rounds must be a whole number, not 'many'",
-    "run tiny.toml --set method=fedsvg()": "'fedsvg'; there are: dkd, fedavg",
+    "run tiny.toml --set method=fedsvg()": "'fedsvg'; there are: astraea, dkd",
     "run tiny.toml --set method=fedavg(lr=-1)": "lr must be > 0, not -1",
     "run tiny.toml --set method=fedavg(rate=1)": "no option 'rate'; it takes:",
     "run tiny.toml --set method=dkd()": "put a method that trains locally first",

@@ -154,7 +154,7 @@ def state(**changes: Tensor | None) -> Mapping[str, Tensor]:
         ({"model": nn.Flatten()}, "parameters"),
         ({"model": "mlp"}, "torch.nn.Module.*not str"),
         ({"model": nn.Linear}, "torch.nn.Module.*not type"),
-        ({"method": "fedsvg()"}, "'fedsvg'; there are: dkd, fedavg"),
+        ({"method": "fedsvg()"}, "'fedsvg'; there are: astraea, dkd"),
         ({"method": "dkd()"}, r"fedavg\(\) \| dkd\(\)"),
         ({"method": dkd()}, r"fedavg\(\) \| dkd\(\)"),
         ({"method": None}, "method must be"),

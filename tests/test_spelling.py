@@ -171,7 +171,7 @@ def refused_or_read(read: Callable[[str], Any], text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("fedsvg()", ["'fedsvg'", "dkd, fedavg, fedbn, fedmax, fedprox"]),
+        ("fedsvg()", ["'fedsvg'", "astraea, ", "dkd, fedavg, fedbn, ", "fedmax, fedprox"]),
         ("fedavg(speed=3)", ["'fedavg'", "'speed'", "batch_size", "lr"]),
         ("fedavg(epochs=0)", ["'fedavg'", "epochs", ">= 1", "0"]),
         ("fedavg(epochs=2.5)", ["epochs", "a whole number", "2.5"]),
