@@ -11,6 +11,8 @@ from feddkd import METHODS, parse
 from feddkd.catalogue import Entry, entries, entry, is_piece
 from feddkd.cli import main
 from feddkd.manual import pages
+from feddkd.method import Method
+from feddkd.methods.local import Local, Variant, local_training
 
 DOCS = Path(__file__).parent.parent / "docs" / "methods"
 OWN = [one for one in entries() if one.own]
@@ -55,6 +57,17 @@ def test_options_of_local_training_are_told_from_a_methods_own() -> None:
     takes = {setting.name: setting.takes for setting in (*entry("dkd").settings, *entry("fedavg").settings)}
     assert takes["steps"] == "whole number >= 1 or None"
     assert takes["divergence"] == "'kl', 'reverse_kl', 'squared'"
+
+
+def test_a_method_whose_models_stay_private_sends_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(METHODS, "_factories", dict(METHODS._factories))
+
+    @METHODS.register
+    def hermits(local: Local) -> Method:
+        """Everybody for himself."""
+        return local_training(local, Variant(private="model"))
+
+    assert (entry("hermits").sends, entry("hermits").uploads, entry("hermits").keeps) == (["rate lr"], [], ["its whole model"])
 
 
 @pytest.mark.parametrize(("text", "piece"), [("dkd()", True), ("fedavg()", False), ("fedavg() | dkd()", False)])

@@ -124,7 +124,7 @@ def entry(name: str) -> Entry:
         settings=tuple(_settings(name)),
         private="none" if method is None else next((kind for kind in method.private if kind != "none"), "none"),
         piece=method is not None and is_piece(method),
-        turns=() if method is None else tuple(_turn(phase) for phase in method.phases),
+        turns=() if method is None else tuple(_turn(phase, method) for phase in method.phases),
     )
 
 
@@ -179,9 +179,10 @@ def _in_words(annotation: Any) -> str:
     return words.get(annotation, str(annotation))
 
 
-def _turn(phase: Phase) -> Turn:
+def _turn(phase: Phase, method: Method) -> Turn:
     asked = _asks_clients(phase)
-    rules = {group: rule.value for group, rule in phase.collect.items()}
+    empty = {"params", "buffers"} if "model" in method.private else set()
+    rules = {group: rule.value for group, rule in phase.collect.items() if group not in empty}
     rules |= {
         group: f"{rules[group]}, and every client's" if group in rules else "every client's" for group in phase.every.values()
     }
@@ -190,7 +191,7 @@ def _turn(phase: Phase) -> Turn:
         who="clients" if asked else "server",
         does=_does(phase),
         times=_times(phase),
-        sends=(*phase.sends, *(f"rate {rate}" for rate in phase.rates)) if asked else (),
+        sends=(*(g for g in phase.sends if g not in empty), *(f"rate {rate}" for rate in phase.rates)) if asked else (),
         uploads=rules if asked else {},
         keeps=tuple(sorted(phase.keeps)),
         leaves=tuple(sorted(phase.leaves)),

@@ -17,7 +17,7 @@ from feddkd.params import Groups, bytes_of
 
 
 def is_the_methods(order: Order) -> bool:
-    """Whether it belongs to an exchange of the method, whose key begins with the seed; that of an evaluation begins with a word."""
+    """Whether it belongs to an exchange of the method: its key begins with the seed, that of an evaluation with a word."""
     return isinstance(order.key[0], int)
 
 
