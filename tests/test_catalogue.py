@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from feddkd import METHODS, parse
-from feddkd.catalogue import Entry, entries, entry, is_piece
+from feddkd.catalogue import Entry, _paper, entries, entry, is_piece
 from feddkd.cli import main
 from feddkd.manual import pages
 from feddkd.method import Method
@@ -32,7 +32,14 @@ def test_every_page_tells_all_options_and_phases(one: Entry) -> None:
     assert all(f"| `{key}` | `{value!r}` |" in text for key, value in METHODS.options(one.name).items())
     assert all(f"\n| {phase.name} |" in text for phase in METHODS[one.name]().phases)
     assert one.paper is not None
-    assert f"https://arxiv.org/abs/{one.paper.arxiv}" in text
+    assert one.paper.link in text
+
+
+def test_a_paper_without_an_arxiv_number_has_a_doi() -> None:
+    paper = _paper('FedED: Sui, Chen, "FedED: federated\nlearning", EMNLP 2020,\ndoi:10.18653/v1/2020.emnlp-main.165.\n\nMore.')
+    assert str(paper) == 'Sui, Chen, "FedED: federated learning", EMNLP 2020, doi:10.18653/v1/2020.emnlp-main.165'
+    assert paper is not None
+    assert paper.link == "https://doi.org/10.18653/v1/2020.emnlp-main.165"
 
 
 def test_the_committed_pages_are_up_to_date() -> None:
