@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from feddkd import METHODS, parse
-from feddkd.catalogue import Entry, entries, entry, is_piece
+from feddkd.catalogue import Entry, _paper, entries, entry, is_piece
 from feddkd.cli import main
 from feddkd.manual import pages
+from feddkd.method import Method
+from feddkd.methods.local import Local, Variant, local_training
 
 DOCS = Path(__file__).parent.parent / "docs" / "methods"
 OWN = [one for one in entries() if one.own]
@@ -19,7 +21,7 @@ OWN = [one for one in entries() if one.own]
 @pytest.mark.parametrize("one", OWN, ids=lambda one: one.name)
 def test_every_method_names_its_paper_and_says_in_a_line_what_it_does(one: Entry) -> None:
     assert one.paper is not None, 'its module must begin with: Name: authors, "title", venue, arXiv:1234.56789'
-    assert all((one.paper.name, one.paper.authors, one.paper.title, one.paper.venue))
+    assert all((one.paper.name, one.paper.authors, one.paper.title))
     assert METHODS[one.name].__doc__ == one.summary != ""
     assert one.turns
 
@@ -30,7 +32,14 @@ def test_every_page_tells_all_options_and_phases(one: Entry) -> None:
     assert all(f"| `{key}` | `{value!r}` |" in text for key, value in METHODS.options(one.name).items())
     assert all(f"\n| {phase.name} |" in text for phase in METHODS[one.name]().phases)
     assert one.paper is not None
-    assert f"https://arxiv.org/abs/{one.paper.arxiv}" in text
+    assert one.paper.link in text
+
+
+def test_a_paper_without_an_arxiv_number_has_a_doi() -> None:
+    paper = _paper('FedED: Sui, Chen, "FedED: federated\nlearning", EMNLP 2020,\ndoi:10.18653/v1/2020.emnlp-main.165.\n\nMore.')
+    assert str(paper) == 'Sui, Chen, "FedED: federated learning", EMNLP 2020, doi:10.18653/v1/2020.emnlp-main.165'
+    assert paper is not None
+    assert paper.link == "https://doi.org/10.18653/v1/2020.emnlp-main.165"
 
 
 def test_the_committed_pages_are_up_to_date() -> None:
@@ -55,6 +64,17 @@ def test_options_of_local_training_are_told_from_a_methods_own() -> None:
     takes = {setting.name: setting.takes for setting in (*entry("dkd").settings, *entry("fedavg").settings)}
     assert takes["steps"] == "whole number >= 1 or None"
     assert takes["divergence"] == "'kl', 'reverse_kl', 'squared'"
+
+
+def test_a_method_whose_models_stay_private_sends_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(METHODS, "_factories", dict(METHODS._factories))
+
+    @METHODS.register
+    def hermits(local: Local) -> Method:
+        """Everybody for himself."""
+        return local_training(local, Variant(private="model"))
+
+    assert (entry("hermits").sends, entry("hermits").uploads, entry("hermits").keeps) == (["rate lr"], [], ["its whole model"])
 
 
 @pytest.mark.parametrize(("text", "piece"), [("dkd()", True), ("fedavg()", False), ("fedavg() | dkd()", False)])

@@ -42,7 +42,7 @@ def call(environment: dict[str, str], *arguments: str, cwd: Path | None = None) 
 
 def test_its_method_is_listed_with_paper_and_options(environment: dict[str, str]) -> None:
     listed = {m["name"]: m for m in json.loads(call(environment, "-m", "feddkd.cli", "methods", "--json"))["methods"]}
-    assert listed["fedmedian"]["paper"]["arxiv"] == "1803.01498"
+    assert listed["fedmedian"]["paper"]["number"] == "arXiv:1803.01498"
     assert listed["fedmedian"]["paper"]["venue"] == "ICML 2018"
     assert listed["fedmedian"]["options"] == listed["fedavg"]["options"]
     assert listed["fedmedian"]["phases"][0]["uploads"]["params"] == "every client's"

@@ -18,10 +18,12 @@ from feddkd.data.batches import Reads
 from feddkd.errors import InputError
 from feddkd.method import Gradient, Method, Phase
 from feddkd.methods import METHODS
+from feddkd.methods.local import Local
 from feddkd.spelling import Bound
 
 REFERENCE = re.compile(
-    r'(?P<name>[^:"]+): (?P<authors>[^"]+), "(?P<title>[^"]+?),?",? (?P<venue>.*?)(?:, | )?\(?arXiv:(?P<arxiv>\d{4}\.\d{5})'
+    r'(?P<name>[^:"]+): (?P<authors>[^"]+), "(?P<title>[^"]+?),?",? (?P<venue>.*?)(?:, | )?\(?'
+    r"(?P<number>arXiv:\d{4}\.\d{5}|doi:10\.[^\s;,:]*[^\s;,:.])"
 )
 HOUSE = "feddkd.methods."
 
@@ -32,11 +34,16 @@ class Paper:
     authors: str
     title: str
     venue: str
-    arxiv: str
+    number: str  # arXiv:... or doi:...
 
     def __str__(self) -> str:
         venue = f"{self.venue}, " if self.venue else ""
-        return f'{self.authors}, "{self.title}", {venue}arXiv:{self.arxiv}'
+        return f'{self.authors}, "{self.title}", {venue}{self.number}'
+
+    @property
+    def link(self) -> str:
+        kind, _, number = self.number.partition(":")
+        return f"https://arxiv.org/abs/{number}" if kind == "arXiv" else f"https://doi.org/{number}"
 
 
 @dataclass(frozen=True)
@@ -124,7 +131,7 @@ def entry(name: str) -> Entry:
         settings=tuple(_settings(name)),
         private="none" if method is None else next((kind for kind in method.private if kind != "none"), "none"),
         piece=method is not None and is_piece(method),
-        turns=() if method is None else tuple(_turn(phase) for phase in method.phases),
+        turns=() if method is None else tuple(_turn(phase, method) for phase in method.phases),
     )
 
 
@@ -151,16 +158,15 @@ def _with_defaults(name: str) -> Method | None:
 
 
 def _paper(text: str) -> Paper | None:
-    """The first paragraph: Name: authors, "title", venue, arXiv:number."""
+    """The first paragraph: Name: authors, "title", venue, arXiv:number (or doi:number where there is none)."""
     found = REFERENCE.match(" ".join(text.split("\n\n")[0].split()))
     return None if found is None else Paper(**found.groupdict())
 
 
 def _settings(name: str) -> Iterator[Setting]:
     factory = METHODS[name]
-    hints = typing.get_type_hints(inspect.unwrap(factory), include_extras=True)
-    groups = [hint for key, hint in hints.items() if key != "return" and dataclasses.is_dataclass(hint)]
-    shared = {item.name for group in groups for item in dataclasses.fields(group)}
+    trains = Local in typing.get_type_hints(inspect.unwrap(factory)).values()
+    shared = {item.name for item in dataclasses.fields(Local)} if trains else set()
     for key, default in METHODS.options(name).items():
         yield Setting(key, default, _in_words(inspect.signature(factory).parameters[key].annotation), key in shared)
 
@@ -179,9 +185,10 @@ def _in_words(annotation: Any) -> str:
     return words.get(annotation, str(annotation))
 
 
-def _turn(phase: Phase) -> Turn:
+def _turn(phase: Phase, method: Method) -> Turn:
     asked = _asks_clients(phase)
-    rules = {group: rule.value for group, rule in phase.collect.items()}
+    empty = {"params", "buffers"} if "model" in method.private else set()
+    rules = {group: rule.value for group, rule in phase.collect.items() if group not in empty}
     rules |= {
         group: f"{rules[group]}, and every client's" if group in rules else "every client's" for group in phase.every.values()
     }
@@ -190,7 +197,7 @@ def _turn(phase: Phase) -> Turn:
         who="clients" if asked else "server",
         does=_does(phase),
         times=_times(phase),
-        sends=(*phase.sends, *(f"rate {rate}" for rate in phase.rates)) if asked else (),
+        sends=(*(g for g in phase.sends if g not in empty), *(f"rate {rate}" for rate in phase.rates)) if asked else (),
         uploads=rules if asked else {},
         keeps=tuple(sorted(phase.keeps)),
         leaves=tuple(sorted(phase.leaves)),

@@ -26,7 +26,7 @@ def page(entry: Entry) -> str:
         f"# {entry.name}",
         entry.summary,
         *entry.paragraphs,
-        *([f"[arXiv:{entry.paper.arxiv}](https://arxiv.org/abs/{entry.paper.arxiv})"] if entry.paper else []),
+        *([f"[{entry.paper.number}]({entry.paper.link})"] if entry.paper else []),
         *([f"It goes behind a method that trains locally, as in `fedavg() | {entry.name}()`."] if entry.piece else []),
         "## Options",
         _table(("option", "default", "takes"), options),

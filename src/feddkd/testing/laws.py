@@ -45,10 +45,10 @@ class Trial:
     network: Network
     law: str
 
-    def play(self, what: str, method: Method | None = None, **how: Any) -> Played:
+    def play(self, what: str, **how: Any) -> Played:
         """A rehearsal. Whatever goes wrong in it breaks the law, and so does a number that is none."""
         try:
-            played = rehearse(method or self.method, network=self.network, **how)
+            played = rehearse(**{"method": self.method, "network": self.network, **how})
         except LawError:
             raise
         except Exception as error:
@@ -111,7 +111,7 @@ def mutates_nothing(trial: Trial) -> None:
     def complain(what: str) -> None:
         raise LawError(trial.law, f"{what}; make a new tensor in its place")
 
-    trial.play("a run", guarded(trial.method, complain), rounds=2)
+    trial.play("a run", dress=lambda method: guarded(method, complain), rounds=2)
 
 
 def respects_keys(trial: Trial) -> None:
@@ -158,7 +158,7 @@ def reads_back(trial: Trial) -> None:
         raise LawError(trial.law, f"its text {text!r} cannot be read: {error}") from error
     trial.hold(str(again) == text, f"its text {text!r} comes back as {str(again)!r}")
     trial.hold(again.canonical == canonical.canonical == trial.method.canonical, f"{text!r} does not mean what it says")
-    ours, theirs = trial.play("a run", rounds=1), trial.play("a run of its text", again, rounds=1)
+    ours, theirs = trial.play("a run", rounds=1), trial.play("a run of its text", method=again, rounds=1)
     trial.agree(f"the method and its text {text!r}", ours, theirs, 0.0)
 
 
@@ -168,7 +168,6 @@ def reports_its_bytes(trial: Trial) -> None:
 
     def counts(*given: Any) -> Counting:
         counting.append(Counting(*given))
-        counting[0].method = trial.method
         return counting[0]
 
     played = trial.play("a run", engine=counts, rounds=2)

@@ -43,18 +43,20 @@ def rehearse(
     worlds: Sequence[int] | None = None,
     rounds: int = 3,
     cohort: int = 3,
-    around: Callable[[Engine, Method], Engine] = lambda engine, method: engine,
+    around: Callable[[Engine], Engine] = lambda engine: engine,
+    dress: Callable[[Method], Method] = lambda method: method,
     **options: Any,
 ) -> Played:
     """Play a method in float64 with four clients, one run a seed, all runs at once; `options` are the engine's.
 
     `worlds` are the seeds of data and initial weights, the same as `seeds` unless said; `around` puts another engine around the
-    one that works.
+    one that works; `dress` puts other functions around the method's own.
     """
     chosen = parse(method) if isinstance(method, str) else method
     chosen.check_order()
     with torch.random.fork_rng(devices=[]):  # layers draw their first weights as they are made
         model = functional(build(network))
+    chosen = dress(chosen)
     federations = [federation(chosen, seed) for seed in worlds or seeds]
     starts = [
         _start(chosen, model, one, world, seed) for one, world, seed in zip(federations, worlds or seeds, seeds, strict=True)
@@ -64,7 +66,7 @@ def rehearse(
     runs = [Run(at, seed, starts[at][0], has_validation=True) for at, seed in enumerate(seeds)]
     protocol = fitting_protocol(chosen, own_tests=False)
     try:
-        *_, rows = play(chosen, model, around(host, chosen), runs, cohort=cohort, last=rounds, protocol=protocol)
+        *_, rows = play(chosen, model, around(host), runs, cohort=cohort, last=rounds, protocol=protocol)
         return Played([run.state for run in runs], dict(getattr(host, "memos", {})), rows)
     finally:
         host.close()
@@ -88,7 +90,7 @@ def federation(method: Method, seed: int) -> Federation:
     """Four clients around the method's own batch size, so that some batches are partial and one client has a single batch."""
     draw = torch.Generator().manual_seed(seed)
     widths = {phase.reads.batch_size for phase in method.phases if phase.client is not None} - {1}
-    size = max(8, *widths)
+    size = max([8, *(phase.reads.batch_size for phase in method.phases if phase.client is not None and phase.reads.random)])
     public = _fitting(20, widths)
     sizes = [_fitting(max(int(share * size), 4), widths, public) for share in (0.6, 2.3, 1.5, 1.0)]
     clients = [_examples(draw, n, k, (k % CLASSES, (k + 1) % CLASSES)) for k, n in enumerate(sizes)]

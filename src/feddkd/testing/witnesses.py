@@ -11,13 +11,14 @@ from feddkd.data.batches import Source
 from feddkd.data.federation import SERVER
 from feddkd.engines import Engine, Order, Reply
 from feddkd.engines.serial import Serial, answer
+from feddkd.keys import Key
 from feddkd.method import Exchange, Fold, Gradient, Method, Phase
 from feddkd.params import Groups, bytes_of
 
 
-def is_one_of(phase: Phase, method: Method) -> bool:
-    """By identity: evaluation is an exchange, too, and not the method's."""
-    return any(phase is own for own in method.phases)
+def is_the_methods(order: Order) -> bool:
+    """Whether it belongs to an exchange of the method: its key begins with the seed, that of an evaluation with a word."""
+    return isinstance(order.key[0], int)
 
 
 @dataclass(frozen=True)
@@ -26,17 +27,16 @@ class FallsSilent:
 
     after: int
 
-    def __call__(self, engine: Engine, method: Method) -> Engine:
-        return Silent(engine, method, self.after)
+    def __call__(self, engine: Engine) -> Engine:
+        return Silent(engine, self.after)
 
 
 @dataclass
 class Silent:
     engine: Engine
-    method: Method
     after: int
-    _asked: dict[tuple[int, Any], int] = field(default_factory=dict)  # (run, round) -> exchanges so far
-    _who: dict[tuple[int, Any], int] = field(default_factory=dict)
+    _keys: dict[tuple[int, Any], list[Key]] = field(default_factory=dict)  # (run, round) -> its exchanges so far
+    _who: dict[tuple[int, Any], int] = field(default_factory=dict)  # (run, round) -> the client
 
     def sizes(self, run: int, source: Source = "train") -> Sequence[int]:
         return self.engine.sizes(run, source)
@@ -57,17 +57,18 @@ class Silent:
         self.engine.close()
 
     def exchange(self, exchange: Exchange, orders: Sequence[Order]) -> list[Reply]:
-        if is_one_of(exchange.phase, self.method):
-            orders = [self._thinned(order) for order in orders]
-        return self.engine.exchange(exchange, orders)
+        orders = [self._thinned(order) for order in orders]
+        replies = iter(self.engine.exchange(exchange, [order for order in orders if order.cohort]))
+        return [next(replies) if order.cohort else Reply((), {}) for order in orders]
 
     def _thinned(self, order: Order) -> Order:
-        if order.cohort == (SERVER,):
+        if order.cohort == (SERVER,) or not is_the_methods(order):
             return order
         at = order.run, order.key[1]
-        silent = self._who.setdefault(at, order.cohort[0])
-        self._asked[at] = self._asked.get(at, 0) + 1
-        if self._asked[at] <= self.after:
+        silent, keys = self._who.setdefault(at, order.cohort[0]), self._keys.setdefault(at, [])
+        if order.key not in keys:
+            keys.append(order.key)
+        if len(keys) <= self.after:
             return order
         return order._replace(cohort=tuple(client for client in order.cohort if client != silent))
 
@@ -76,22 +77,20 @@ class Silent:
 class Counting(Serial):
     """A serial engine that weighs what really goes down to each client and comes up from it."""
 
-    method: Method | None = None
-    totals: dict[str, int] = field(default_factory=lambda: {"communications": 0, "bytes_up": 0, "bytes_down": 0})
+    keys: set[Key] = field(default_factory=set)
+    bytes_up: int = 0
+    bytes_down: int = 0
 
-    def exchange(self, exchange: Exchange, orders: Sequence[Order]) -> list[Reply]:
-        self.totals["communications"] += sum(self._counts(exchange.phase, order) for order in orders)
-        return super().exchange(exchange, orders)
-
-    def _counts(self, phase: Phase, order: Order) -> bool:
-        assert self.method is not None
-        return order.cohort != (SERVER,) and is_one_of(phase, self.method)
+    @property
+    def totals(self) -> dict[str, int]:
+        return {"communications": len(self.keys), "bytes_up": self.bytes_up, "bytes_down": self.bytes_down}
 
     def _ask(self, phase: Phase, order: Order, client: int, memo: Groups) -> tuple[Groups, Groups]:
         upload, after = super()._ask(phase, order, client, memo)
-        if self._counts(phase, order):
-            self.totals["bytes_up"] += bytes_of(upload)
-            self.totals["bytes_down"] += bytes_of(order.sent)
+        if client != SERVER and is_the_methods(order):
+            self.keys.add(order.key)
+            self.bytes_up += bytes_of(upload)
+            self.bytes_down += bytes_of(order.sent)
         return upload, after
 
 
