@@ -35,12 +35,12 @@ class PlainAstraea:
                 net = copy.deepcopy(self.net)
                 for turn in range(self.passes):
                     for seat, k in enumerate(group):
-                        self.train(net, k, (self.seed, t, 2, turn * self.gamma + seat + 1, k))
+                        self.train(net, k, (self.seed, t, 1, turn * self.gamma + seat + 1, k))
                         teachers[k] = copy.deepcopy(net)
                 results.append((net, sum(len(self.clients[k][1]) for k in group)))
             self.average(results)
             for j in range(1, self.dkd_steps + 1):
-                distil(self.net, dict(sorted(teachers.items())), self.clients, (self.seed, t, 3, j), lr=0.3, size=5)
+                distil(self.net, dict(sorted(teachers.items())), self.clients, (self.seed, t, 2, j), lr=0.3, size=5)
 
     def mediators(self, free: list[int]) -> list[list[int]]:
         groups = []

@@ -23,7 +23,7 @@ def test_every_method_names_its_paper_and_says_in_a_line_what_it_does(one: Entry
     assert one.paper is not None, 'its module must begin with: Name: authors, "title", venue, arXiv:1234.56789'
     assert all((one.paper.name, one.paper.authors, one.paper.title))
     assert METHODS[one.name].__doc__ == one.summary != ""
-    assert one.turns
+    assert one.turns or one.private != "none"  # local_bn only says what stays at home
 
 
 @pytest.mark.parametrize("one", OWN, ids=lambda one: one.name)

@@ -94,7 +94,7 @@ MISTAKES = {
     "data show tiny.toml --save tiny.toml/a.npz": "tiny.toml/a.npz",
     "report": "there is no folder runs",
     "report .": "no runs under .; `feddkd run",
-    "methods fedsvg": "'fedsvg'; there are: dkd, fedavg",
+    "methods fedsvg": "unknown method 'fedsvg'; there are: ",
     "methods --markdown tiny.toml/sub": "tiny.toml/sub",
     "nonsense": "No such command",
 }

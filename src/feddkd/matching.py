@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from feddkd.models.chain import Layer, move_inputs, move_units
@@ -78,6 +77,8 @@ def assign(units: Sequence[Array], weights: Sequence[float], sweeps: int) -> lis
 def _best(target: Array, units: Array) -> npt.NDArray[np.int64]:
     """The order nearest to the target. With all units in use the squares in |target - unit|^2 add up to the same: what is left
     are the products."""
+    from scipy.optimize import linear_sum_assignment  # here: it takes half a second to import, and few need it
+
     return np.asarray(linear_sum_assignment(target @ units.T, maximize=True)[1], np.int64)
 
 

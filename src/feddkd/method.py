@@ -41,13 +41,16 @@ class Batch(NamedTuple):
 # --- what a client does
 
 
+Finish = Callable[[Model, Groups, Groups, Groups], tuple[Groups, Groups]]  # (model, sent, carry, memo) -> (upload, memo)
+
+
 @dataclass(frozen=True)
 class Fold:
     """The client iterates on its own copy. The engine owns the loop over batches; `step` is all it has to repeat."""
 
     start: Callable[[Model, Groups, Groups], Groups]  # (model, sent, memo) -> carry
     step: Callable[[Model, Groups, Groups, Batch], Groups]  # (model, sent, carry, batch) -> carry
-    finish: Callable[[Model, Groups, Groups, Groups], tuple[Groups, Groups]]  # (model, sent, carry, memo) -> (upload, memo)
+    finish: Finish
 
 
 Targets = Callable[[Model, Groups, Batch], Tensor]  # (model, memo, batch) -> targets, held constant

@@ -20,7 +20,7 @@ from feddkd.engines.lanes import Lane, Store, Tape
 from feddkd.engines.memory import Planner
 from feddkd.engines.serial import gather, retained
 from feddkd.engines.strategies import Chooser
-from feddkd.engines.work import Work, apart, chosen, grouped, join, lanes_in, shapes, stacked
+from feddkd.engines.work import Work, apart, chosen, grouped, join, shapes, stacked
 from feddkd.errors import InputError, choices
 from feddkd.method import Exchange, Fold, Gradient, probing
 from feddkd.models import Model
@@ -126,7 +126,8 @@ class Batched:
                 torch.cuda.empty_cache()
         uploads = join(done)
         place = {(lane.order, lane.client): at for at, lane in enumerate(lanes)}
-        return [self._reply(exchange, order, uploads, [place[n, k] for k in order.cohort]) for n, order in enumerate(orders)]
+        own = [[place[n, k] for k in order.cohort] for n, order in enumerate(orders)]
+        return [self._reply(exchange, order, uploads, own[n], len(lanes)) for n, order in enumerate(orders)]
 
     def _at_once(self, kind: str, exchange: Exchange, client: Fold, orders: Sequence[Order], lanes: Sequence[Lane]) -> int:
         def start(count: int) -> tuple[Work, Groups]:
@@ -162,8 +163,9 @@ class Batched:
         result: Groups = upload
         return result
 
-    def _reply(self, exchange: Exchange, order: Order, uploads: Groups, lanes: list[int]) -> Reply:
-        own = uploads if lanes == list(range(lanes_in(uploads))) else chosen(uploads, torch.tensor(lanes, device=self.device))
+    def _reply(self, exchange: Exchange, order: Order, uploads: Groups, lanes: list[int], total: int) -> Reply:
+        as_they_are = len(lanes) == total and lanes == sorted(lanes)
+        own = uploads if as_they_are else chosen(uploads, torch.tensor(lanes, device=self.device))
         return Reply(order.cohort, gather(exchange.phase, own, self._examples(exchange, order)))
 
     def _examples(self, exchange: Exchange, order: Order) -> list[int]:

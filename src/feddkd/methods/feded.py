@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from feddkd.data.batches import Reads
-from feddkd.method import Batch, Collect, Fold, Method, Phase, World
+from feddkd.method import Batch, Collect, Finish, Fold, Method, Phase, World
 from feddkd.methods.feddf import Lesson, Teach, taught_at_server
 from feddkd.methods.local import Local, local_training
 from feddkd.methods.registry import METHODS
@@ -33,11 +33,17 @@ AT_ONCE = 1000  # public examples that a client predicts in one step
 def feded(local: Local, lesson: Lesson, *, hard: NonNegative = 0.0) -> Method:
     """Clients upload only z_k = f(w_k; public x); the server's model learns their mean: KL(softmax mean z_k || softmax f(w))."""
     (train,) = local_training(local).phases
-    at_home = replace(train, collect={}, server=lambda model, state, collected, rates: state)
+    assert isinstance(train.client, Fold)
+    silent = replace(train.client, finish=_without_upload(train.client.finish))
+    at_home = replace(train, client=silent, collect={}, server=lambda model, state, collected, rates: state)
     learn = taught_at_server(
         "learn", lesson, _look_up(lesson.server_batch_size), teachers=("predictions",), hard=hard, random=False, refines=False
     )
     return Method((at_home, _predict(), learn))
+
+
+def _without_upload(finish: Finish) -> Finish:
+    return lambda model, sent, carry, memo: ({}, finish(model, sent, carry, memo)[1])
 
 
 def _predict() -> Phase:

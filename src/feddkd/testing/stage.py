@@ -56,7 +56,7 @@ def rehearse(
     chosen.check_order()
     with torch.random.fork_rng(devices=[]):  # layers draw their first weights as they are made
         model = functional(build(network))
-    chosen = dress(chosen)
+    chosen = dress(chosen.fitted(model))
     federations = [federation(chosen, seed) for seed in worlds or seeds]
     starts = [
         _start(chosen, model, one, world, seed) for one, world, seed in zip(federations, worlds or seeds, seeds, strict=True)
@@ -74,7 +74,7 @@ def rehearse(
 
 def _start(method: Method, model: Model, world: Federation, number: int, seed: int) -> tuple[Groups, Groups]:
     params, buffers = (to(group, "cpu", torch.float64) for group in model.initial(("init", number)))
-    facts = World(("method", seed), len(world.train), world.classes, len(world.public))
+    facts = World(("method", seed), len(world.train), world.classes, len(world.public), CLASSES)
     return method.start(model, params, buffers, facts)
 
 
