@@ -33,7 +33,11 @@ def small(name: str) -> str:
     return f"{FIRST} | {name}({written})" if is_piece(METHODS[name]()) else f"{name}({written})"
 
 
-@pytest.mark.parametrize("name", list(METHODS))
+# fedavg with a piece behind it, to the last bit (test_methods_server.py): the pieces are checked
+SAME = {"fedavgm", "fedadam", "fedyogi", "fedadagrad"}
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in SAME])
 def test_every_registered_method_obeys_the_laws(name: str) -> None:
     report = check_method(small(name))
     assert report.checked == tuple(LAWS)
