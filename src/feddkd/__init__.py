@@ -5,18 +5,43 @@ from feddkd.errors import InputError as InputError
 from feddkd.errors import NobodyAnsweredError as NobodyAnsweredError
 from feddkd.experiment import Experiment as Experiment
 from feddkd.methods import METHODS as METHODS
+from feddkd.methods import astraea as astraea
+from feddkd.methods import data_sharing as data_sharing
 from feddkd.methods import dkd as dkd
+from feddkd.methods import fedadagrad as fedadagrad
+from feddkd.methods import fedadam as fedadam
 from feddkd.methods import fedavg as fedavg
+from feddkd.methods import fedavgm as fedavgm
 from feddkd.methods import fedbn as fedbn
+from feddkd.methods import feddf as feddf
+from feddkd.methods import feddistill as feddistill
+from feddkd.methods import feddistill_plus as feddistill_plus
+from feddkd.methods import feddyn as feddyn
+from feddkd.methods import feded as feded
+from feddkd.methods import fedgen as fedgen
+from feddkd.methods import fedgkd as fedgkd
+from feddkd.methods import fedma as fedma
 from feddkd.methods import fedmax as fedmax
+from feddkd.methods import fednova as fednova
+from feddkd.methods import fedntd as fedntd
 from feddkd.methods import fedprox as fedprox
+from feddkd.methods import fedyogi as fedyogi
+from feddkd.methods import local_bn as local_bn
+from feddkd.methods import moon as moon
 from feddkd.methods import parse as parse
+from feddkd.methods import scaffold as scaffold
+from feddkd.methods import server_adagrad as server_adagrad
+from feddkd.methods import server_adam as server_adam
+from feddkd.methods import server_momentum as server_momentum
+from feddkd.methods import server_yogi as server_yogi
 from feddkd.models import functional as functional
 from feddkd.simulation import Result as Result
 from feddkd.simulation import simulate as simulate
 from feddkd.version import __version__ as __version__
 
 __all__ = [
-    "METHODS", "ClientError", "Experiment", "InputError", "NobodyAnsweredError", "Result", "__version__", "dkd", "fedavg",
-    "fedbn", "fedmax", "fedprox", "functional", "parse", "simulate",
+    "METHODS", "ClientError", "Experiment", "InputError", "NobodyAnsweredError", "Result", "__version__", "astraea",
+    "data_sharing", "dkd", "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedbn", "feddf", "feddistill", "feddistill_plus",
+    "feddyn", "feded", "fedgen", "fedgkd", "fedma", "fedmax", "fednova", "fedntd", "fedprox", "fedyogi", "functional",
+    "local_bn", "moon", "parse", "scaffold", "server_adagrad", "server_adam", "server_momentum", "server_yogi", "simulate",
 ]  # fmt: skip
