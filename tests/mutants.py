@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
 MATHEMATICS = ("tests/test_laws.py", "tests/test_reference.py")
+DRIFT = "tests/test_methods_drift.py"
 
 
 class Mutant(NamedTuple):
@@ -69,6 +70,28 @@ MUTANTS = [
            ("tests/test_record.py",)),
     Mutant("latest instead of earliest best round", "summary.py", "max(history, key", "max(reversed(history), key",
            ("tests/test_record.py",)),
+    Mutant("SCAFFOLD's correction with the wrong sign", "methods/scaffold.py", "g: g - c_k + c,", "g: g + c_k - c,", (DRIFT,)),
+    Mutant("SCAFFOLD's server forgets who stayed away", "methods/scaffold.py",
+           'collected["control"], rates["share"])', 'collected["control"])', (DRIFT,)),
+    Mutant("FedDyn's server forgets its slope", "methods/feddyn.py",
+           'add(collected["params"], h, -1 / alpha)', 'collected["params"]', (DRIFT,)),
+    Mutant("FedNova does not normalise", "methods/fednova.py", "(w_t - w_k) / a, sent", "(w_t - w_k), sent", (DRIFT,)),
+    Mutant("FedNTD distils the true class, too", "objectives.py",
+           "place + (place >= batch.y[:, None])", "place + 0 * batch.y[:, None]", (DRIFT,)),
+    Mutant("MOON drawn to its previous model", "objectives.py",
+           "softplus(-lead / temperature)", "softplus(lead / temperature)", (DRIFT,)),
+    Mutant("FedGen's generator may repeat itself", "objectives.py",
+           "(-apart.mean()).exp()", "0 * (-apart.mean()).exp()", ("tests/test_methods_labels.py",)),
+    Mutant("FedMA pairs the least alike", "matching.py",
+           "maximize=True", "maximize=False", ("tests/test_methods_matching.py",)),
+    Mutant("FedDF's rate is not annealed", "methods/feddf.py",
+           "lr * (1 + torch.cos(math.pi * done)) / 2", "lr + 0 * torch.cos(math.pi * done)", ("tests/test_methods_server.py",)),
+    Mutant("DKD goes on though it hurts", "methods/dkd.py",
+           "better = (loss < lowest) |", "better = (loss < loss + 1) |", ("tests/test_dkd.py",)),
+    Mutant("examples set aside are taught all the same", "data/batches.py",
+           "free = np.setdiff1d(free, spared(reads, examples, key))", "pass", ("tests/test_batches.py", "tests/test_dkd.py")),
+    Mutant("a checkpoint without the clients' memos", "checkpoint.py",
+           "for client, memo in snapshot.memos.items()}", "for client, memo in ()}", ("tests/test_resume.py",)),
 ]  # fmt: skip
 
 
