@@ -48,9 +48,10 @@ def paper_status(papers: Papers = PAPERS, runs: RunsDir = RUNS, as_json: AsJson 
 
 
 def _told(table: Progress) -> str:
-    unknown = f", and {table.runs_of_unknown_cost} runs of unknown cost" if table.runs_of_unknown_cost else ""
-    rest = f"about {table.seconds_left:,.0f} s left{unknown}" if table.runs_done < table.runs_wanted else "done"
-    return f"{table.name}: {table.runs_done}/{table.runs_wanted} runs, {table.rounds_done}/{table.rounds_wanted} rounds; {rest}"
+    done = f"{table.name}: {table.runs_done}/{table.runs_wanted} runs, {table.rounds_done}/{table.rounds_wanted} rounds"
+    guess = [] if table.seconds_left is None else [f"about {table.seconds_left:,.0f} s"]
+    unknown = [f"{table.runs_of_unknown_cost} runs of unknown cost"] if table.runs_of_unknown_cost else []
+    return f"{done}; {'left: ' + ' and '.join(guess + unknown) if table.runs_done < table.runs_wanted else 'all there'}"
 
 
 @paper_app.command("table")

@@ -116,17 +116,14 @@ class Cell:
 
 def cells(paper: Paper, table: Definition, runs: Runs) -> list[Cell]:
     """All cells of a table, quantity by quantity, setting by setting."""
-    return [
-        _cell(paper, table, Place(table.name, method, setting, quantity), runs)
-        for quantity in table.quantities
-        for setting in table.settings
-        for method in table.methods
-    ]
+    lines = [(setting, method) for setting in table.settings for method in table.methods]
+    behind = {line: paper.behind(table, *line) for line in lines}
+    places = [Place(table.name, method, setting, quantity) for quantity in table.quantities for setting, method in lines]
+    return [_cell(paper, table, place, behind[place.setting, place.method], runs) for place in places]
 
 
-def _cell(paper: Paper, table: Definition, place: Place, runs: Runs) -> Cell:
+def _cell(paper: Paper, table: Definition, place: Place, behind: Sequence[Experiment], runs: Runs) -> Cell:
     quantity, most = table.quantities[place.quantity], table.methods[place.method].rounds
-    behind = paper.behind(table, place.setting, place.method)
     readings = [_reading(runs[one.digest], one, quantity, most) for one in behind if one.digest in runs]
     rounds = sum(_length(one, most) for one in behind)
     return Cell(place, quantity, paper.printed.get(place), readings, len(behind), rounds)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from feddkd.errors import InputError, choices
 from feddkd.experiment import Experiment, load
 from feddkd.methods import parse
+from feddkd.spelling import Call
 
 
 class Place(NamedTuple):
@@ -58,10 +59,14 @@ class Line:
     method: str
     rounds: int | None = None
 
+    @cached_property
+    def calls(self) -> tuple[Call, ...]:
+        return parse(self.method).calls
+
     def fits(self, experiment: Experiment) -> bool:
-        meant, found = parse(self.method).calls, experiment.parsed_method.calls
-        return len(meant) == len(found) and all(
-            one.name == other.name and set(one.given) <= set(other.complete) for one, other in zip(meant, found, strict=True)
+        found = experiment.parsed_method.calls
+        return len(self.calls) == len(found) and all(
+            one.name == other.name and set(one.given) <= set(other.complete) for one, other in zip(self.calls, found, strict=True)
         )
 
 

@@ -39,6 +39,11 @@ class Comparison:
         made = [(cell, paired(leads[self._column(cell)].by_seed, cell.by_seed)) for cell in others]
         return [(cell, test) for cell, test in made if test is not None]
 
+    def behind(self, cell: Cell) -> list[str]:
+        """Methods that the lead was printed ahead of and, in its own cell, is not."""
+        own = [order for order in self.orders if (order.setting, order.quantity) == self._column(cell)]
+        return [second for order in own for first, second in order.swapped if first == cell.place.method == self.table.lead]
+
     @property
     def _tested(self) -> list[Cell]:
         return [cell for cell in self.cells if cell.place.quantity in self.table.tested]
@@ -74,7 +79,7 @@ def as_json(found: Comparison) -> dict[str, Any]:
         "name": found.table.name,
         "title": found.table.title,
         "note": found.table.note,
-        "cells": [_cell_json(cell) for cell in found.cells],
+        "cells": [{**_cell_json(cell), "not_ahead_of": found.behind(cell)} for cell in found.cells],
         "orders": [{**asdict(order), "holds": order.holds} for order in found.orders],
         "lead": found.table.lead,
         "spreads": [{**_where(cell), **asdict(one)} for cell, one in found.spreads],
@@ -109,12 +114,18 @@ def _written(
     heading: Callable[[str], str],
     plain: Callable[[str], str] = "{}".format,
 ) -> str:
-    parts = [heading(found.table.title), grid(HEADINGS, [_line(cell) for cell in found.cells])]
+    parts = [
+        heading(found.table.title),
+        grid(HEADINGS, [[*_line(cell), _verdict(cell, found.behind(cell))] for cell in found.cells]),
+    ]
     parts += [plain(note) for note in _notes(found)]
     if found.orders:
         parts += [heading("Order of the methods"), *(plain(_said(order)) for order in found.orders)]
     if found.spreads:
-        parts += [heading("Over the seeds of whole runs"), grid(SPREADS, [_spread_line(*one) for one in found.spreads])]
+        parts += [
+            heading("Over seeds, of runs whose number is final"),
+            grid(SPREADS, [_spread_line(*one) for one in found.spreads]),
+        ]
     if found.tests:
         parts += [heading(f"{found.table.lead} against the others, seed by seed")]
         parts += [grid(TESTS, [_test_line(*one) for one in found.tests])]
@@ -131,26 +142,30 @@ def _line(cell: Cell) -> list[str]:
         "-" if cell.difference is None else f"{cell.difference:+.{digits}f}",
         f"{len(cell.readings)}/{cell.runs_wanted}",
         f"{cell.rounds}/{cell.rounds_wanted}",
-        _verdict(cell),
     ]
 
 
-def _verdict(cell: Cell) -> str:
-    missed = f"; target missed in {cell.missed}" if cell.missed else ""
-    return f"{cell.verdict}{f', so far {cell.tendency}' if cell.verdict == PARTIAL else ''}{missed}"
+def _verdict(cell: Cell, behind: Sequence[str]) -> str:
+    so_far = f", so far {cell.tendency}" if cell.verdict == PARTIAL else ""
+    missed = f"; target missed in {cell.missed} runs" if cell.missed else ""
+    return f"{cell.verdict}{so_far}{missed}{'; not ahead of ' + ', '.join(behind) if behind else ''}"
 
 
 def _notes(found: Comparison) -> list[str]:
-    printed = [(cell, cell.printed) for cell in found.cells if cell.printed is not None and cell.printed.note]
-    slips = [f"* {cell.place.method}, {cell.place.setting}, {cell.place.quantity}: {one.note}" for cell, one in printed]
-    return [*([found.table.note] if found.table.note else []), *slips]
+    """The table's own, and the slips of the print, each once."""
+    slips: dict[tuple[str, str, str], list[str]] = {}
+    for cell in found.cells:
+        if cell.printed is not None and cell.printed.note:
+            slips.setdefault((cell.place.method, cell.place.setting, cell.printed.note), []).append(cell.place.quantity)
+    told = [f"* {method}, {setting}, {', '.join(names)}: {note}" for (method, setting, note), names in slips.items()]
+    return [*([found.table.note] if found.table.note else []), *told]
 
 
 def _said(order: Order) -> str:
     start = f"{order.setting}, {order.quantity}: "
     of_what = "" if order.complete else " of what there is so far"
     if order.holds:
-        return f"{start}the printed order{of_what} holds ({order.pairs} pairs)"
+        return f"{start}the printed order{of_what} holds ({order.pairs} {'pair' if order.pairs == 1 else 'pairs'})"
     pairs = ", ".join(f"{first} before {second}" for first, second in order.swapped)
     return f"{start}the printed order{of_what} does not hold ({len(order.swapped)} of {order.pairs} pairs): not {pairs}"
 

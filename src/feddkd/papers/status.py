@@ -10,14 +10,14 @@ from feddkd.papers.runs import Run, Runs
 
 @dataclass(frozen=True)
 class Progress:
-    """What is done of some experiments. `seconds_left` counts only those whose cost can be guessed from a record."""
+    """What is done of some experiments. `seconds_left` counts those whose cost can be guessed from a record; None: not one."""
 
     name: str
     runs_done: int
     runs_wanted: int
     rounds_done: int
     rounds_wanted: int
-    seconds_left: float
+    seconds_left: float | None
     runs_of_unknown_cost: int
 
 
@@ -32,15 +32,16 @@ def progress(paper: Paper, runs: Runs) -> list[Progress]:
 def _progress(name: str, experiments: Sequence[Experiment], runs: Runs, pace: "Pace") -> Progress:
     done = [len(runs[one.digest].rounds) if one.digest in runs else 0 for one in experiments]
     left = [(one, one.rounds - rounds) for one, rounds in zip(experiments, done, strict=True) if rounds < one.rounds]
-    costs = [pace.seconds_a_round(one) for one, _ in left]
+    costs = [(pace.seconds_a_round(one), rounds) for one, rounds in left]
+    known = [cost * rounds for cost, rounds in costs if cost is not None]
     return Progress(
         name,
         len(experiments) - len(left),
         len(experiments),
         sum(done),
         sum(one.rounds for one in experiments),
-        round(sum(cost * rounds for cost, (_, rounds) in zip(costs, left, strict=True) if cost is not None), 1),
-        sum(cost is None for cost in costs),
+        round(sum(known), 1) if known or not left else None,
+        len(left) - len(known),
     )
 
 
