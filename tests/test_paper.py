@@ -18,7 +18,7 @@ from feddkd.experiment import Experiment, load
 from feddkd.papers.cells import AT, Cell, Reading, cells, orders
 from feddkd.papers.definitions import Paper, Place, Printed, Quantity, read
 from feddkd.papers.runs import Run, Runs, collect, recorded, strangers
-from feddkd.papers.show import FORMATS, as_json, compare
+from feddkd.papers.show import FORMATS, Comparison, as_json, compare
 from feddkd.papers.status import progress
 from feddkd.record import describe
 from feddkd.significance import paired, spread
@@ -351,32 +351,56 @@ def test_status_counts_runs_and_rounds_once_and_guesses_by_the_work_of_a_round(p
 # The committed results
 
 
-@pytest.mark.parametrize(
-    ("method", "setting", "mean", "std", "verdict"),
-    [
-        ("FedAvg", "alpha=0.1", 71.64, 1.72, "better"), ("FedAvg", "alpha=0.05", 67.33, 1.84, "better"),
-        ("FedGen", "alpha=0.1", 78.57, 0.76, "better"), ("FedDistill+", "alpha=0.05", 67.94, 1.47, "better"),
-        ("FedDKD", "alpha=0.05", 75.55, 21.48, "better"), ("FedDKD", "alpha=0.1", 74.74, 22.90, "within the printed spread"),
-    ],
-)  # fmt: skip
-def test_the_committed_results_give_the_figures_of_the_readme(
-    method: str, setting: str, mean: float, std: float, verdict: str
-) -> None:
-    real = read(PAPER)
-    found = compare(real, "emnist", _committed(real))
-    one = next(c for c in found.cells if c.place == Place("emnist", method, setting, "accuracy"))
-    assert one.ours == pytest.approx((mean, std), abs=0.005)
-    assert (one.verdict, len(one.readings), one.rounds) == (verdict, 10, 2000)
-    assert f"{mean:.2f} ± {std:.2f}" in (PAPER / "README.md").read_text(encoding="utf-8")
+@pytest.fixture(scope="module")
+def real() -> Paper:
+    return read(PAPER)
 
 
-_CACHE: dict[Path, Runs] = {}
+@pytest.fixture(scope="module")
+def committed(real: Paper) -> Runs:
+    return recorded(real)
 
 
-def _committed(real: Paper) -> Runs:
-    if real.folder not in _CACHE:
-        _CACHE[real.folder] = recorded(real)
-    return _CACHE[real.folder]
+@pytest.fixture(scope="module")
+def readme() -> str:
+    return (PAPER / "README.md").read_text(encoding="utf-8")
+
+
+def shown(found: Comparison, method: str, setting: str, quantity: str) -> tuple[str, str]:
+    """Ours and the printed cell, as a reader sees them."""
+    one = next(c for c in found.cells if c.place == Place(found.table.name, method, setting, quantity))
+    assert one.ours is not None
+    digits = one.quantity.decimals
+    return f"{one.ours[0]:.{digits}f} ± {one.ours[1]:.{digits}f}", "-" if one.printed is None else str(one.printed)
+
+
+def test_the_committed_emnist_results_are_the_readmes_table(real: Paper, committed: Runs, readme: str) -> None:
+    found = compare(real, "emnist", committed)
+    for method in real.table("emnist").methods:
+        cells = [text for setting in ("alpha=0.05", "alpha=0.1") for text in shown(found, method, setting, "accuracy")]
+        assert f"| {' | '.join([method, *cells])} |" in readme
+    assert shown(found, "FedAvg", "alpha=0.1", "accuracy") == ("71.64 ± 1.72", "69.07 ± 1.71")
+    medians = [
+        f"{one.median:.2f}" for c, one in found.spreads if c.place.quantity == "best_accuracy" and c.place.method == "FedDKD"
+    ]
+    assert f"best round is {' and '.join(medians)};" in readme
+
+
+def test_the_committed_emnist_results_are_whole_and_say_where_the_order_does_not_hold(real: Paper, committed: Runs) -> None:
+    found = compare(real, "emnist", committed)
+    assert all(one.complete and len(one.readings) == 10 for one in found.cells)
+    assert ("FedDKD", "FedGen") in found.orders[0].swapped
+    against = {
+        c.place.method: test.wins for c, test in found.tests if c.place.setting == "alpha=0.1" and c.place.quantity == "accuracy"
+    }
+    assert against == {"FedAvg": 9, "FedProx": 9, "FedDistill+": 9, "FedGen": 9, "FedDKD@50": 9}
+
+
+def test_the_committed_femnist_results_are_the_readmes(real: Paper, committed: Runs, readme: str) -> None:
+    accuracy, target = (compare(real, f"femnist-{name}", committed) for name in ("accuracy", "target"))
+    assert "rounds {} (printed after 660: {})".format(*shown(accuracy, "FedDKD", "c=0.5,E=5", "accuracy")) in readme
+    assert "of the first 60 {} (printed {})".format(*shown(accuracy, "FedDKD@60", "c=0.5,E=5", "accuracy")) in readme
+    assert "after {} rounds (printed {})".format(*shown(target, "FedDKD", "c=0.5,E=5", "rounds_to_target")) in readme
 
 
 # The commands
@@ -401,6 +425,8 @@ def test_run_does_what_is_missing_and_no_more(
     assert "tiny: 2/8 runs, 8/32 rounds; left: about" in told("status")
     assert "tiny.jsonl.gz: 2 runs, 2 new or longer" in told("collect")
     before = json.loads(told("table", "tiny", "--format", "json"))
+    told("figure", "tiny", "--out", tmp_path / "curves.svg")
+    assert "<svg" in (tmp_path / "curves.svg").read_text(encoding="utf-8")
     for file in (tmp_path / "runs").rglob("*.json*"):
         file.unlink()
     assert json.loads(told("table", "tiny", "--format", "json")) == before
@@ -416,6 +442,7 @@ def test_run_does_what_is_missing_and_no_more(
         (("run", "tiny", "--setting", "c=7"), "no setting 'c=7'"),
         (("run", "tiny", "--precision", "fp64"), "makes other experiments"),
         (("collect", "--runs", "nowhere"), "there is no folder nowhere"),
+        (("figure", "tiny", "--out", "a.png"), "there are no runs of table 'tiny' yet"),
     ],
 )
 def test_mistakes_are_one_line(

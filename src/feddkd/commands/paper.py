@@ -11,6 +11,7 @@ from feddkd.commands.running import Device, Engine, EveryMinutes, EveryRounds, P
 from feddkd.commands.terminal import AsJson, DataDir
 from feddkd.errors import InputError, choices
 from feddkd.execute import in_precision
+from feddkd.figure import paper_curves
 from feddkd.papers.definitions import read
 from feddkd.papers.runs import collect, recorded, strangers
 from feddkd.papers.show import FORMATS, as_json, compare
@@ -71,6 +72,18 @@ def paper_table(
     paper = read(papers)
     found = compare(paper, name, recorded(paper, runs))
     print(json.dumps(as_json(found)) if format_ == "json" else FORMATS[format_](found).rstrip())
+
+
+@paper_app.command("figure")
+def paper_figure(
+    name: Name,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Where to draw: .png, .svg, .pdf.")],
+    papers: Papers = PAPERS,
+    runs: RunsDir = RUNS,
+) -> None:
+    """The curves behind a table: test accuracy against rounds, communications and local steps, setting by setting."""
+    paper = read(papers)
+    paper_curves(paper, name, recorded(paper, runs), out)
 
 
 @paper_app.command("run")
