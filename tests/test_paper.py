@@ -14,13 +14,16 @@ import pytest
 
 from feddkd.cli import main
 from feddkd.errors import InputError
+from feddkd.execute import execute
 from feddkd.experiment import Experiment, load
 from feddkd.papers.cells import AT, Cell, Reading, cells, orders
 from feddkd.papers.definitions import Paper, Place, Printed, Quantity, read
 from feddkd.papers.runs import Run, Runs, collect, recorded, strangers
 from feddkd.papers.show import FORMATS, Comparison, as_json, compare
 from feddkd.papers.status import progress
-from feddkd.record import describe
+from feddkd.record import describe, folder_name
+from feddkd.rounds import Row
+from feddkd.session import Every
 from feddkd.significance import paired, spread
 from feddkd.simulation import find_device
 
@@ -431,6 +434,27 @@ def test_run_does_what_is_missing_and_no_more(
         file.unlink()
     assert json.loads(told("table", "tiny", "--format", "json")) == before
     assert json.loads(told(*some)) == {"runs": []}  # the committed results count
+
+
+def test_run_goes_on_with_what_was_cut_short_even_in_the_middle_of_a_line(
+    paper: Paper, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut(index: int, row: Row) -> None:
+        if row["round"] == 3:
+            raise KeyboardInterrupt
+
+    one = paper.behind(paper.table("tiny"), "c=1", "FedAvg")[0]
+    with pytest.raises(KeyboardInterrupt):
+        execute([one], out=tmp_path / "runs", engine="serial", on_row=cut, every=Every(1))
+    folder = tmp_path / "runs" / folder_name(one)
+    with (folder / "rounds.jsonl").open("a", encoding="utf-8") as lines:
+        lines.write('{"round": 4, "te')
+    part = ("--setting", "c=1", "--method", "FedAvg", "--seed", "0", "--engine", "serial")
+    where = ("--papers", paper.folder, "--runs", tmp_path / "runs")
+    assert "1/2   3/8" in call("table", "tiny", *where, capsys=capsys, monkeypatch=monkeypatch)
+    call("run", "tiny", *part, *where, capsys=capsys, monkeypatch=monkeypatch)
+    assert json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["resumed"]
+    assert len(recorded(paper, tmp_path / "runs")[one.digest].rounds) == 4
 
 
 @pytest.mark.parametrize(

@@ -192,8 +192,8 @@ def test_a_torn_last_line_does_not_count(runs: Path, tmp_path: Path) -> None:
     assert find(tmp_path)[0].history == before.history
 
 
-@pytest.mark.parametrize(("name", "content"), [("manifest.json", "{}"), ("manifest.json", "[1"), ("rounds.jsonl", '{"round": 1\n'),
-                                               ("manifest.json", "[]"), ("timings.jsonl", "{}\n")])  # fmt: skip
+@pytest.mark.parametrize(("name", "content"), [("manifest.json", "{}"), ("manifest.json", "[1"), ("manifest.json", "[]"),
+                                               ("rounds.jsonl", '{"round": 1\n'), ("timings.jsonl", "{}\n")])  # fmt: skip
 def test_a_damaged_run_is_named(runs: Path, tmp_path: Path, name: str, content: str) -> None:
     shutil.copytree(runs, tmp_path / "copy")
     folder = find(tmp_path)[0].folder
