@@ -184,8 +184,16 @@ def test_runs_cut_short_are_counted_and_said_to_be(runs: Path, tmp_path: Path) -
     assert "unfinished, and taken as they stand: 1 of 4 runs" in " ".join(shown(table(find(tmp_path))))
 
 
-@pytest.mark.parametrize(("name", "content"), [("manifest.json", "{}"), ("manifest.json", "[1"), ("rounds.jsonl", '{"round": 1'),
-                                               ("manifest.json", "[]"), ("timings.jsonl", "{}")])  # fmt: skip
+def test_a_torn_last_line_does_not_count(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs, tmp_path / "copy")
+    before = find(tmp_path)[0]
+    with (before.folder / "rounds.jsonl").open("a", encoding="utf-8") as lines:
+        lines.write('{"round": 1')
+    assert find(tmp_path)[0].history == before.history
+
+
+@pytest.mark.parametrize(("name", "content"), [("manifest.json", "{}"), ("manifest.json", "[1"), ("manifest.json", "[]"),
+                                               ("rounds.jsonl", '{"round": 1\n'), ("timings.jsonl", "{}\n")])  # fmt: skip
 def test_a_damaged_run_is_named(runs: Path, tmp_path: Path, name: str, content: str) -> None:
     shutil.copytree(runs, tmp_path / "copy")
     folder = find(tmp_path)[0].folder

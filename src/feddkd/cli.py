@@ -1,31 +1,26 @@
-"""The command line: feddkd run | methods | data | report | bench."""
+"""The command line: feddkd run | resume | report | methods | data | paper | bench."""
 
-import json
-import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import torch
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from feddkd.commands.bench import bench
 from feddkd.commands.data import data_app
 from feddkd.commands.methods import methods
+from feddkd.commands.paper import paper_app
+from feddkd.commands.running import Device, Engine, EveryMinutes, EveryRounds, Precision, Strategy, Threads, run_all
 from feddkd.commands.terminal import AsJson, DataDir, File, Settings
 from feddkd.commands.terminal import console as _console
 from feddkd.errors import ClientError, InputError, NobodyAnsweredError
-from feddkd.execute import execute, in_precision, lock_step
-from feddkd.experiment import Experiment, load
+from feddkd.execute import in_precision
+from feddkd.experiment import load
 from feddkd.figure import curves
 from feddkd.halt import Halted
-from feddkd.record import find, folder_name
+from feddkd.record import find
 from feddkd.report import table
-from feddkd.rounds import Row
 from feddkd.session import Every
 from feddkd.version import __version__
 
@@ -38,15 +33,7 @@ app = typer.Typer(
     "Write an experiment as a TOML file, `feddkd run` it, `feddkd report` what came out.",
 )
 app.add_typer(data_app, name="data")
-
-
-Engine = Annotated[str, typer.Option(help="Where clients compute: auto, batched, pool, serial.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")]
-Precision = Annotated[str | None, typer.Option(help="fp64 (as dtype = float64), fp32; on a GPU also tf32, bf16.")]
-Strategy = Annotated[str | None, typer.Option(help="Of the batched engine: auto, vmap, graph, fused, ...")]
-Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; 1 is quickest for small networks.")]
-EveryRounds = Annotated[int | None, typer.Option(min=1, metavar="N", help="Checkpoint after every N rounds, not by the clock.")]
-EveryMinutes = Annotated[float, typer.Option(min=0, metavar="N", help="Checkpoint once so many minutes have passed.")]
+app.add_typer(paper_app, name="paper")
 
 
 def main() -> None:
@@ -119,7 +106,7 @@ def run(
     experiments, options = in_precision(load(file, set_ or ()), precision, engine, device)
     options |= {"strategy": strategy} if strategy is not None else {}
     how = {"folder": data, "engine": engine, "device": device, "options": options, "every": Every(every_rounds, every_minutes)}
-    _run(experiments, [out] * len(experiments), threads, as_json, fresh=fresh, **how)
+    run_all(experiments, [out] * len(experiments), threads, as_json, fresh=fresh, **how)
     if not as_json:
         _console().print(f"written to {out}{os.sep}", soft_wrap=True)
 
@@ -143,75 +130,7 @@ def resume(
     experiments, options = in_precision([record.experiment for record in found], precision, engine, device)
     options |= {"strategy": strategy} if strategy is not None else {}
     how = {"folder": data, "engine": engine, "device": device, "options": options, "every": Every(every_rounds, every_minutes)}
-    _run(experiments, places, threads, as_json, **how)
-
-
-def _run(experiments: list[Experiment], places: list[Path], threads: int | None, as_json: bool, **how: Any) -> None:
-    """Run experiments, each in a folder under its place, and show what came out."""
-    if threads is not None:
-        torch.set_num_threads(threads)
-    done: dict[int, dict[str, Any]] = {}
-    with _bars(experiments, quiet=not sys.stderr.isatty()) as follow, _telling(logging.WARNING if as_json else logging.INFO):
-        for group in lock_step(experiments, places):
-            bars = [follow(at) for at in group]
-            summaries = execute(
-                [experiments[at] for at in group], out=places[group[0]], **how,
-                on_row=lambda at, row, bars=bars: bars[at](row),  # type: ignore[misc]
-            )  # fmt: skip
-            done |= dict(zip(group, summaries, strict=True))
-    console = _console(stderr=as_json)
-    console.print(table([find(place / folder_name(e))[0] for e, place in zip(experiments, places, strict=True)]))
-    if as_json:
-        wanted = ("digest", "method", "seed", "rounds", "test_accuracy", "best_round", "final_test_accuracy", "communications",
-                  "local_steps", "bytes_up", "bytes_down", "seconds", "selection", "to_target")  # fmt: skip
-        print(json.dumps({"runs": [{key: done[at][key] for key in wanted} for at in range(len(experiments))]}))
-
-
-class _Lines(logging.Handler):
-    """What the library logs, a line each on standard error; above the progress bars, where there are any."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        print(record.getMessage(), file=sys.stderr)
-
-
-@contextmanager
-def _telling(level: int) -> Iterator[None]:
-    library, lines = logging.getLogger("feddkd"), _Lines(level)
-    before = library.level
-    library.addHandler(lines)
-    library.setLevel(level)
-    try:
-        yield
-    finally:
-        library.removeHandler(lines)
-        library.setLevel(before)
-
-
-@contextmanager
-def _bars(experiments: list[Experiment], quiet: bool) -> Iterator[Callable[[int], Callable[[Row], None]]]:
-    """A progress bar for each run on standard error; where that is not a terminal, a plain line a run at its end."""
-    title, note = (TextColumn(f"{{task.{part}}}", markup=False) for part in ("description", "fields[note]"))
-    columns = title, BarColumn(), MofNCompleteColumn(), note, TimeRemainingColumn()
-    with Progress(*columns, console=_console(stderr=True), disable=quiet) as progress:
-
-        def follow(index: int) -> Callable[[Row], None]:
-            experiment = experiments[index]
-            task = progress.add_task(_title(experiment), total=experiment.rounds, note="")
-
-            def on_row(row: Row) -> None:
-                note = f"test {100 * row['test_accuracy']:.1f} %"
-                progress.update(task, completed=row["round"], note=note)
-                if quiet and row["round"] == experiment.rounds:
-                    print(f"{_title(experiment)}: round {row['round']}, {note}", file=sys.stderr)
-
-            return on_row
-
-        yield follow
-
-
-def _title(experiment: Experiment) -> str:
-    label = experiment.name or " | ".join(call.name for call in experiment.parsed_method.calls)
-    return f"{label}, seed {experiment.seed}"
+    run_all(experiments, places, threads, as_json, **how)
 
 
 @app.command()

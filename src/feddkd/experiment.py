@@ -107,7 +107,7 @@ class Experiment:
             "dtype": self.dtype,
         }
 
-    @property
+    @cached_property
     def digest(self) -> str:
         return _digest(self.canonical)
 

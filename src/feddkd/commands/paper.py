@@ -1,0 +1,137 @@
+"""feddkd paper: the paper's tables beside our records; run what is missing."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from feddkd.commands.running import Device, Engine, EveryMinutes, EveryRounds, Precision, Strategy, Threads, run_all
+from feddkd.commands.terminal import AsJson, DataDir
+from feddkd.errors import InputError, choices
+from feddkd.execute import in_precision
+from feddkd.figure import paper_curves
+from feddkd.papers.definitions import read
+from feddkd.papers.runs import collect, recorded, strangers
+from feddkd.papers.show import FORMATS, as_json, compare
+from feddkd.papers.status import Progress, progress
+from feddkd.session import Every
+
+paper_app = typer.Typer(no_args_is_help=True, help="The paper's tables beside our records; run what is missing.")
+
+Papers = Annotated[
+    Path, typer.Option("--papers", metavar="DIR", help="Folder of the paper: tables.toml, published.csv, results/.")
+]
+RunsDir = Annotated[Path, typer.Option("--runs", metavar="DIR", help="Run folders that count beside the committed results.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A table; `feddkd paper list` has them.")]
+PAPERS, RUNS = Path("papers/feddkd"), Path("runs/paper")
+
+
+@paper_app.command("list")
+def paper_list(papers: Papers = PAPERS) -> None:
+    """The paper's tables, and the files of experiments behind them."""
+    for name, table in read(papers).tables.items():
+        files = dict.fromkeys(setting.file for setting in table.settings.values())
+        print(f"{name}: {table.title} ({', '.join(files)})")
+
+
+@paper_app.command("status")
+def paper_status(papers: Papers = PAPERS, runs: RunsDir = RUNS, as_json: AsJson = False) -> None:
+    """How much of each table has been run, and about how many seconds the rest will take where the records were made."""
+    paper = read(papers)
+    *tables, everything = progress(paper, recorded(paper, runs))
+    if as_json:
+        print(json.dumps({"tables": [asdict(table) for table in tables], "all": asdict(everything)}))
+        return
+    for table in (*tables, everything):
+        print(_told(table))
+
+
+def _told(table: Progress) -> str:
+    done = f"{table.name}: {table.runs_done}/{table.runs_wanted} runs, {table.rounds_done}/{table.rounds_wanted} rounds"
+    guess = [] if table.seconds_left is None else [f"about {table.seconds_left:,.0f} s"]
+    unknown = [f"{table.runs_of_unknown_cost} runs of unknown cost"] if table.runs_of_unknown_cost else []
+    return f"{done}; {'left: ' + ' and '.join(guess + unknown) if table.runs_done < table.runs_wanted else 'all there'}"
+
+
+@paper_app.command("table")
+def paper_table(
+    name: Name,
+    format_: Annotated[str, typer.Option("--format", help="text, markdown, latex or json.")] = "text",
+    papers: Papers = PAPERS,
+    runs: RunsDir = RUNS,
+) -> None:
+    """A table: the printed cell, ours, the difference, runs and rounds it rests on, a verdict; the order of the methods; tests.
+
+    A mean lies "within the printed spread" if it is no further from the printed mean than the printed standard deviation.
+    What rests on fewer runs or rounds than the paper's is called partial.
+    """
+    if format_ not in (*FORMATS, "json"):
+        raise InputError(f"unknown format {format_!r}; there are: {choices((*FORMATS, 'json'))}")
+    paper = read(papers)
+    found = compare(paper, name, recorded(paper, runs))
+    print(json.dumps(as_json(found)) if format_ == "json" else FORMATS[format_](found).rstrip())
+
+
+@paper_app.command("figure")
+def paper_figure(
+    name: Name,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Where to draw: .png, .svg, .pdf.")],
+    papers: Papers = PAPERS,
+    runs: RunsDir = RUNS,
+) -> None:
+    """The curves behind a table: test accuracy against rounds, communications and local steps, setting by setting."""
+    paper = read(papers)
+    paper_curves(paper, name, recorded(paper, runs), out)
+
+
+@paper_app.command("run")
+def paper_run(
+    name: Name,
+    setting: Annotated[list[str] | None, typer.Option(help="Only this column, as in c=0.5,E=5; repeatable.")] = None,
+    method: Annotated[list[str] | None, typer.Option(help="Only this method, as the table calls it; repeatable.")] = None,
+    seed: Annotated[list[int] | None, typer.Option(help="Only this seed; repeatable.")] = None,
+    engine: Engine = "auto",
+    device: Device = "cpu",
+    precision: Precision = None,
+    strategy: Strategy = None,
+    threads: Threads = None,
+    data: DataDir = None,
+    papers: Papers = PAPERS,
+    runs: RunsDir = RUNS,
+    every_rounds: EveryRounds = None,
+    every_minutes: EveryMinutes = 1.0,
+    as_json: AsJson = False,
+) -> None:
+    """Run what a table still misses, in lock-step over seeds; what was cut short in the folder of runs goes on.
+
+    Whole runs among the committed results are not run again. Of a run that is there in part only its rows were kept: without
+    its folder it begins anew.
+    """
+    if precision == "fp64":
+        raise InputError("precision 'fp64' makes other experiments of the paper's; there are: bf16, fp32, tf32")
+    paper = read(papers)
+    known = recorded(paper, runs)
+    wanted = [one for one in paper.wanted(paper.table(name), setting, method) if seed is None or one.seed in seed]
+    missing = [one for one in wanted if one.digest not in known or len(known[one.digest].rounds) < one.rounds]
+    if not missing:
+        print(json.dumps({"runs": []}) if as_json else f"{name}: nothing is missing")
+        return
+    experiments, options = in_precision(missing, precision, engine, device)
+    options |= {"strategy": strategy} if strategy is not None else {}
+    how = {"folder": data, "engine": engine, "device": device, "options": options, "every": Every(every_rounds, every_minutes)}
+    run_all(experiments, [runs] * len(experiments), threads, as_json, **how)
+
+
+@paper_app.command("collect")
+def paper_collect(papers: Papers = PAPERS, runs: RunsDir = RUNS) -> None:
+    """Put run folders into the paper's results, compact; of two runs of one experiment the longer is kept."""
+    if not runs.is_dir():
+        raise InputError(f"there is no folder {runs}")
+    paper = read(papers)
+    for file, (count, news) in collect(paper, runs).items():
+        if count:
+            print(f"{file}: {count} runs, {news} new or longer")
+    if others := strangers(paper, runs):
+        print(f"{others} runs belong to none of the paper's files and were left out")

@@ -1,0 +1,95 @@
+"""How commands run experiments: their options, progress on standard error, and what is shown at the end."""
+
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from feddkd.commands.terminal import console
+from feddkd.execute import execute, lock_step
+from feddkd.experiment import Experiment
+from feddkd.record import find, folder_name
+from feddkd.report import table
+from feddkd.rounds import Row
+
+Engine = Annotated[str, typer.Option(help="Where clients compute: auto, batched, pool, serial.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")]
+Precision = Annotated[str | None, typer.Option(help="fp64 (as dtype = float64), fp32; on a GPU also tf32, bf16.")]
+Strategy = Annotated[str | None, typer.Option(help="Of the batched engine: auto, vmap, graph, fused, ...")]
+Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; 1 is quickest for small networks.")]
+EveryRounds = Annotated[int | None, typer.Option(min=1, metavar="N", help="Checkpoint after every N rounds, not by the clock.")]
+EveryMinutes = Annotated[float, typer.Option(min=0, metavar="N", help="Checkpoint once so many minutes have passed.")]
+
+
+def run_all(experiments: list[Experiment], places: list[Path], threads: int | None, as_json: bool, **how: Any) -> None:
+    """Run experiments, each in a folder under its place, and show what came out."""
+    if threads is not None:
+        torch.set_num_threads(threads)
+    done: dict[int, dict[str, Any]] = {}
+    with _bars(experiments, quiet=not sys.stderr.isatty()) as follow, _telling(logging.WARNING if as_json else logging.INFO):
+        for group in lock_step(experiments, places):
+            bars = [follow(at) for at in group]
+            summaries = execute(
+                [experiments[at] for at in group], out=places[group[0]], **how,
+                on_row=lambda at, row, bars=bars: bars[at](row),  # type: ignore[misc]
+            )  # fmt: skip
+            done |= dict(zip(group, summaries, strict=True))
+    console(stderr=as_json).print(table([find(place / folder_name(e))[0] for e, place in zip(experiments, places, strict=True)]))
+    if as_json:
+        wanted = ("digest", "method", "seed", "rounds", "test_accuracy", "best_round", "final_test_accuracy", "communications",
+                  "local_steps", "bytes_up", "bytes_down", "seconds", "selection", "to_target")  # fmt: skip
+        print(json.dumps({"runs": [{key: done[at][key] for key in wanted} for at in range(len(experiments))]}))
+
+
+class _Lines(logging.Handler):
+    """What the library logs, a line each on standard error; above the progress bars, where there are any."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(record.getMessage(), file=sys.stderr)
+
+
+@contextmanager
+def _telling(level: int) -> Iterator[None]:
+    library, lines = logging.getLogger("feddkd"), _Lines(level)
+    before = library.level
+    library.addHandler(lines)
+    library.setLevel(level)
+    try:
+        yield
+    finally:
+        library.removeHandler(lines)
+        library.setLevel(before)
+
+
+@contextmanager
+def _bars(experiments: list[Experiment], quiet: bool) -> Iterator[Callable[[int], Callable[[Row], None]]]:
+    """A progress bar for each run on standard error; where that is not a terminal, a plain line a run at its end."""
+    title, note = (TextColumn(f"{{task.{part}}}", markup=False) for part in ("description", "fields[note]"))
+    columns = title, BarColumn(), MofNCompleteColumn(), note, TimeRemainingColumn()
+    with Progress(*columns, console=console(stderr=True), disable=quiet) as progress:
+
+        def follow(index: int) -> Callable[[Row], None]:
+            experiment = experiments[index]
+            task = progress.add_task(_title(experiment), total=experiment.rounds, note="")
+
+            def on_row(row: Row) -> None:
+                note = f"test {100 * row['test_accuracy']:.1f} %"
+                progress.update(task, completed=row["round"], note=note)
+                if quiet and row["round"] == experiment.rounds:
+                    print(f"{_title(experiment)}: round {row['round']}, {note}", file=sys.stderr)
+
+            return on_row
+
+        yield follow
+
+
+def _title(experiment: Experiment) -> str:
+    label = experiment.name or " | ".join(call.name for call in experiment.parsed_method.calls)
+    return f"{label}, seed {experiment.seed}"

@@ -1,0 +1,166 @@
+"""A paper as a folder: tables.toml (what stands behind each table), published.csv (its printed cells), files of experiments."""
+
+import csv
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from feddkd.errors import InputError, choices
+from feddkd.experiment import Experiment, load
+from feddkd.methods import parse
+from feddkd.spelling import Call
+
+
+class Place(NamedTuple):
+    """Where a printed cell stands."""
+
+    table: str
+    method: str
+    setting: str
+    quantity: str
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A cell as it was printed: texts, since their digits say how far they were rounded."""
+
+    mean: str
+    std: str
+    note: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.mean} ± {self.std}"
+
+    @property
+    def slack(self) -> float:
+        """How far from the mean still is the printed spread: the deviation, and half a unit of the last digit."""
+        decimals = len(self.mean.partition(".")[2])
+        return float(self.std) + 0.5 * 10.0**-decimals
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """How a number is read off a run: which rounds, which number of their rows, in which unit."""
+
+    at: str
+    column: str
+    scale: float = 1.0
+    decimals: int = 0
+    better: str = "neither"  # or "higher", "lower"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A method of a table: calls that an experiment's method must have, and how many of its rounds count."""
+
+    method: str
+    rounds: int | None = None
+
+    @cached_property
+    def calls(self) -> tuple[Call, ...]:
+        return parse(self.method).calls
+
+    def fits(self, experiment: Experiment) -> bool:
+        found = experiment.parsed_method.calls
+        return len(self.calls) == len(found) and all(
+            one.name == other.name and set(one.given) <= set(other.complete) for one, other in zip(self.calls, found, strict=True)
+        )
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A column of a table: a file of experiments, and what must hold of those meant."""
+
+    file: str
+    where: Mapping[str, Any] = field(default_factory=dict)
+
+    def fits(self, experiment: Experiment) -> bool:
+        return replace(experiment, **self.where).digest == experiment.digest
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A table: its columns, rows and numbers."""
+
+    name: str
+    title: str
+    lead: str
+    tested: tuple[str, ...]
+    settings: Mapping[str, Setting]
+    methods: Mapping[str, Line]
+    quantities: Mapping[str, Quantity]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A paper's folder, read."""
+
+    folder: Path
+    tables: Mapping[str, Definition]
+    printed: Mapping[Place, Printed]
+
+    @cached_property
+    def experiments(self) -> dict[str, list[Experiment]]:
+        """By file, each file once."""
+        files = dict.fromkeys(setting.file for table in self.tables.values() for setting in table.settings.values())
+        return {file: load(self.folder / file) for file in files}
+
+    def table(self, name: str) -> Definition:
+        if name not in self.tables:
+            raise InputError(f"the paper has no table {name!r}; there are: {choices(self.tables)}")
+        return self.tables[name]
+
+    def behind(self, table: Definition, setting: str, method: str) -> list[Experiment]:
+        """The experiments that a cell rests on: one for each seed."""
+        column, line = table.settings[setting], table.methods[method]
+        return [one for one in self.experiments[column.file] if line.fits(one) and column.fits(one)]
+
+    def wanted(self, table: Definition, settings: list[str] | None = None, methods: list[str] | None = None) -> list[Experiment]:
+        """All experiments of a table, or of some settings and methods of it, each once."""
+        for kind, names, known in (("setting", settings, table.settings), ("method", methods, table.methods)):
+            for name in names or ():
+                if name not in known:
+                    raise InputError(f"table {table.name!r} has no {kind} {name!r}; there are: {choices(known)}")
+        found = [
+            one
+            for setting in settings or table.settings
+            for method in methods or table.methods
+            for one in self.behind(table, setting, method)
+        ]
+        return list({one.digest: one for one in found}.values())
+
+
+def read(folder: Path) -> Paper:
+    """The paper in a folder."""
+    file = folder / "tables.toml"
+    if not file.exists():
+        raise InputError(
+            f"there is no {file}; the paper's files lie in the repository under papers/feddkd: say where by --papers"
+        )
+    try:
+        tables = tomllib.loads(file.read_text(encoding="utf-8"))
+        return Paper(folder, {name: _definition(name, table) for name, table in tables.items()}, _cells(folder / "published.csv"))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"the paper in {folder} cannot be read: {error!r}") from None
+
+
+def _definition(name: str, table: Mapping[str, Any]) -> Definition:
+    parts = {
+        "tested": tuple(table["tested"]),
+        "settings": {key: Setting(**value) for key, value in table["settings"].items()},
+        "methods": {key: Line(**value) for key, value in table["methods"].items()},
+        "quantities": {key: Quantity(**value) for key, value in table["quantities"].items()},
+    }
+    return Definition(**{"name": name, **table, **parts})
+
+
+def _cells(file: Path) -> dict[Place, Printed]:
+    with file.open(encoding="utf-8", newline="") as lines:
+        return {
+            Place(row["table"], row["method"], row["setting"], row["quantity"]): Printed(row["mean"], row["std"], row["note"])
+            for row in csv.DictReader(lines)
+        }

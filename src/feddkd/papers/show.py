@@ -1,0 +1,221 @@
+"""A table beside the printed one, as text, Markdown, LaTeX or JSON."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+from feddkd.papers.cells import PARTIAL, Cell, Order, cells, orders
+from feddkd.papers.definitions import Definition, Paper
+from feddkd.papers.runs import Runs
+from feddkd.significance import Paired, Spread, paired, spread
+
+Lines = Sequence[Sequence[str]]
+HEADINGS = ("setting", "method", "quantity", "printed", "ours", "difference", "runs", "rounds", "verdict")
+SPREADS = ("setting", "method", "quantity", "seeds", "mean", "median", "std (population)", "std (sample)", "95 % interval")
+TESTS = ("setting", "lead against", "quantity", "seeds", "higher in", "difference", "95 % interval", "p (t)", "p (Wilcoxon)")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A table, compared: its cells, the order of the methods, and how sure the differences are."""
+
+    table: Definition
+    cells: list[Cell]
+
+    @cached_property
+    def orders(self) -> list[Order]:
+        return orders(self.table, self.cells)
+
+    @cached_property
+    def spreads(self) -> list[tuple[Cell, Spread]]:
+        return [(cell, spread(list(cell.by_seed.values()))) for cell in self._tested if cell.by_seed]
+
+    @cached_property
+    def tests(self) -> list[tuple[Cell, Paired]]:
+        """The lead against each other method of the same column."""
+        leads = {self._column(cell): cell for cell in self._tested if cell.place.method == self.table.lead}
+        others = [cell for cell in self._tested if cell.place.method != self.table.lead]
+        made = [(cell, paired(leads[self._column(cell)].by_seed, cell.by_seed)) for cell in others]
+        return [(cell, test) for cell, test in made if test is not None]
+
+    def behind(self, cell: Cell) -> list[str]:
+        """Methods that the lead was printed ahead of and, in its own cell, is not."""
+        own = [order for order in self.orders if (order.setting, order.quantity) == self._column(cell)]
+        return [second for order in own for first, second in order.swapped if first == cell.place.method == self.table.lead]
+
+    @property
+    def _tested(self) -> list[Cell]:
+        return [cell for cell in self.cells if cell.place.quantity in self.table.tested]
+
+    @staticmethod
+    def _column(cell: Cell) -> tuple[str, str]:
+        return cell.place.setting, cell.place.quantity
+
+
+def compare(paper: Paper, name: str, runs: Runs) -> Comparison:
+    table = paper.table(name)
+    return Comparison(table, cells(paper, table, runs))
+
+
+def text(found: Comparison) -> str:
+    return _written(found, _aligned, "{}".format)
+
+
+def markdown(found: Comparison) -> str:
+    return _written(found, _piped, "## {}".format)
+
+
+def latex(found: Comparison) -> str:
+    """Tabulars with comments between them; nothing but LaTeX itself is needed."""
+    return _written(found, _tabular, "% {}".format, "% {}".format)
+
+
+FORMATS: Mapping[str, Callable[[Comparison], str]] = {"text": text, "markdown": markdown, "latex": latex}
+
+
+def as_json(found: Comparison) -> dict[str, Any]:
+    return {
+        "name": found.table.name,
+        "title": found.table.title,
+        "note": found.table.note,
+        "cells": [{**_cell_json(cell), "not_ahead_of": found.behind(cell)} for cell in found.cells],
+        "orders": [{**asdict(order), "holds": order.holds} for order in found.orders],
+        "lead": found.table.lead,
+        "spreads": [{**_where(cell), **asdict(one)} for cell, one in found.spreads],
+        "tests": [{**_where(cell), **asdict(test)} for cell, test in found.tests],
+    }
+
+
+def _cell_json(cell: Cell) -> dict[str, Any]:
+    ours = None if cell.ours is None else {"mean": cell.ours[0], "std": cell.ours[1]}
+    return {
+        **_where(cell),
+        "printed": None if cell.printed is None else asdict(cell.printed),
+        "ours": ours,
+        "difference": cell.difference,
+        "runs": len(cell.readings),
+        "runs_wanted": cell.runs_wanted,
+        "rounds": cell.rounds,
+        "rounds_wanted": cell.rounds_wanted,
+        "target_missed": cell.missed,
+        "verdict": cell.verdict,
+        "so_far": cell.tendency if cell.verdict == PARTIAL else None,
+    }
+
+
+def _where(cell: Cell) -> dict[str, str]:
+    return {"setting": cell.place.setting, "method": cell.place.method, "quantity": cell.place.quantity}
+
+
+def _written(
+    found: Comparison,
+    grid: Callable[[Sequence[str], Lines], str],
+    heading: Callable[[str], str],
+    plain: Callable[[str], str] = "{}".format,
+) -> str:
+    parts = [
+        heading(found.table.title),
+        grid(HEADINGS, [[*_line(cell), _verdict(cell, found.behind(cell))] for cell in found.cells]),
+    ]
+    parts += [plain(note) for note in _notes(found)]
+    if found.orders:
+        parts += [heading("Order of the methods"), *(plain(_said(order)) for order in found.orders)]
+    if found.spreads:
+        parts += [
+            heading("Over seeds, of runs whose number is final"),
+            grid(SPREADS, [_spread_line(*one) for one in found.spreads]),
+        ]
+    if found.tests:
+        parts += [heading(f"{found.table.lead} against the others, seed by seed")]
+        parts += [grid(TESTS, [_test_line(*one) for one in found.tests])]
+    return "\n\n".join(parts) + "\n"
+
+
+def _line(cell: Cell) -> list[str]:
+    digits = cell.quantity.decimals
+    ours = "-" if cell.ours is None else f"{cell.ours[0]:.{digits}f} ± {cell.ours[1]:.{digits}f}"
+    return [
+        *_where(cell).values(),
+        "-" if cell.printed is None else f"{cell.printed}{'*' if cell.printed.note else ''}",
+        ours,
+        "-" if cell.difference is None else f"{cell.difference:+.{digits}f}",
+        f"{len(cell.readings)}/{cell.runs_wanted}",
+        f"{cell.rounds}/{cell.rounds_wanted}",
+    ]
+
+
+def _verdict(cell: Cell, behind: Sequence[str]) -> str:
+    so_far = f", so far {cell.tendency}" if cell.verdict == PARTIAL else ""
+    missed = f"; target missed in {cell.missed} runs" if cell.missed else ""
+    return f"{cell.verdict}{so_far}{missed}{'; not ahead of ' + ', '.join(behind) if behind else ''}"
+
+
+def _notes(found: Comparison) -> list[str]:
+    """The table's own, and the slips of the print, each once."""
+    slips: dict[tuple[str, str, str], list[str]] = {}
+    for cell in found.cells:
+        if cell.printed is not None and cell.printed.note:
+            slips.setdefault((cell.place.method, cell.place.setting, cell.printed.note), []).append(cell.place.quantity)
+    told = [f"* {method}, {setting}, {', '.join(names)}: {note}" for (method, setting, note), names in slips.items()]
+    return [*([found.table.note] if found.table.note else []), *told]
+
+
+def _said(order: Order) -> str:
+    start = f"{order.setting}, {order.quantity}: "
+    of_what = "" if order.complete else " of what there is so far"
+    if order.holds:
+        return f"{start}the printed order{of_what} holds ({order.pairs} {'pair' if order.pairs == 1 else 'pairs'})"
+    pairs = ", ".join(f"{first} before {second}" for first, second in order.swapped)
+    return f"{start}the printed order{of_what} does not hold ({len(order.swapped)} of {order.pairs} pairs): not {pairs}"
+
+
+def _spread_line(cell: Cell, one: Spread) -> list[str]:
+    show = _shown(cell)
+    numbers = [show(one.mean), show(one.median), show(one.population_std), show(one.sample_std)]
+    return [*_where(cell).values(), str(one.n), *numbers, _interval(show(one.low), show(one.high))]
+
+
+def _test_line(cell: Cell, test: Paired) -> list[str]:
+    show, gap = _shown(cell, "+"), test.difference
+    chances = ["-" if p is None else f"{p:.2g}" for p in (test.t_p, test.wilcoxon_p)]
+    return [
+        *_where(cell).values(),
+        str(gap.n),
+        str(test.wins),
+        show(gap.mean),
+        _interval(show(gap.low), show(gap.high)),
+        *chances,
+    ]
+
+
+def _shown(cell: Cell, sign: str = "") -> Callable[[float | None], str]:
+    return lambda number: "-" if number is None else f"{number:{sign}.{max(cell.quantity.decimals, 1)}f}"
+
+
+def _interval(low: str, high: str) -> str:
+    return "-" if low == "-" else f"{low} to {high}"
+
+
+def _aligned(headings: Sequence[str], lines: Lines) -> str:
+    widths = [max(map(len, column)) for column in zip(headings, *lines, strict=True)]
+    rule = ["-" * width for width in widths]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in [headings, rule, *lines])
+
+
+def _piped(headings: Sequence[str], lines: Lines) -> str:
+    return "\n".join(f"| {' | '.join(line)} |" for line in [headings, ["---"] * len(headings), *lines])
+
+
+def _tabular(headings: Sequence[str], lines: Lines) -> str:
+    rows = [" & ".join(map(_escaped, line)) + r" \\" for line in lines]
+    head = " & ".join(map(_escaped, headings)) + r" \\"
+    return "\n".join(
+        [rf"\begin{{tabular}}{{{'l' * len(headings)}}}", r"\hline", head, r"\hline", *rows, r"\hline", r"\end{tabular}"]
+    )
+
+
+def _escaped(cell: str) -> str:
+    for sign, written in (("_", r"\_"), ("%", r"\%"), ("±", r"$\pm$")):
+        cell = cell.replace(sign, written)
+    return cell

@@ -1,0 +1,66 @@
+"""How sure a mean is, and a difference between two methods that ran with the same seeds."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+ENOUGH = 6  # pairs from which on Wilcoxon's test can fall below 5 % at all
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Numbers of several seeds in short. What too few of them do not tell is None."""
+
+    n: int
+    mean: float
+    median: float
+    population_std: float
+    sample_std: float | None
+    low: float | None  # of the 95 % confidence interval of the mean, by Student's t
+    high: float | None
+
+
+@dataclass(frozen=True)
+class Paired:
+    """One method against another, seed by seed: the difference and how likely it is by chance."""
+
+    difference: Spread
+    wins: int  # seeds in which the first is the higher
+    t_p: float | None
+    wilcoxon_p: float | None
+
+
+def spread(values: Sequence[float]) -> Spread:
+    mean, median, population = statistics.fmean(values), statistics.median(values), statistics.pstdev(values)
+    if len(values) < 2:
+        return Spread(len(values), mean, median, population, None, None, None)
+    from scipy.stats import t
+
+    std = statistics.stdev(values)
+    reach = float(t.ppf(0.975, len(values) - 1)) * std / math.sqrt(len(values))
+    return Spread(len(values), mean, median, population, std, mean - reach, mean + reach)
+
+
+def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Paired | None:
+    """The seeds that both have; None without any."""
+    differences = [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
+    if not differences:
+        return None
+    return Paired(spread(differences), sum(one > 0 for one in differences), _t_test(differences), _wilcoxon(differences))
+
+
+def _t_test(differences: Sequence[float]) -> float | None:
+    if len(differences) < 3 or statistics.stdev(differences) == 0:
+        return None
+    from scipy.stats import ttest_1samp
+
+    return float(ttest_1samp(differences, 0.0).pvalue)
+
+
+def _wilcoxon(differences: Sequence[float]) -> float | None:
+    if len(differences) < ENOUGH or not any(differences):
+        return None
+    from scipy.stats import wilcoxon
+
+    return float(wilcoxon(differences).pvalue)

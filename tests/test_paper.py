@@ -1,0 +1,484 @@
+"""The paper's tables: printed cells as data, runs behind them, verdicts; `feddkd paper`."""
+
+import gzip
+import json
+import math
+import statistics
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feddkd.cli import main
+from feddkd.errors import InputError
+from feddkd.execute import execute
+from feddkd.experiment import Experiment, load
+from feddkd.papers.cells import AT, Cell, Reading, cells, orders
+from feddkd.papers.definitions import Paper, Place, Printed, Quantity, read
+from feddkd.papers.runs import Run, Runs, collect, recorded, strangers
+from feddkd.papers.show import FORMATS, Comparison, as_json, compare
+from feddkd.papers.status import progress
+from feddkd.record import describe, folder_name
+from feddkd.rounds import Row
+from feddkd.session import Every
+from feddkd.significance import paired, spread
+from feddkd.simulation import find_device
+
+PAPER = Path(__file__).parent.parent / "papers" / "feddkd"
+
+TINY = """
+model = "mlp(hidden='4')"
+clients = 4
+rounds = 4
+target = 0.5
+
+[sweep]
+cohort = [0.5, 1.0]
+method = ["fedavg(epochs=1)", "fedavg(epochs=1) | dkd(steps=1)"]
+seed = [0, 1]
+"""
+TABLES = """
+[tiny]
+title = "A tiny table"
+lead = "FedDKD"
+tested = ["accuracy"]
+note = "made up"
+
+[tiny.settings]
+"c=0.5" = { file = "tiny.toml", where = { cohort = 0.5 } }
+"c=1" = { file = "tiny.toml", where = { cohort = 1.0 } }
+
+[tiny.methods]
+FedAvg = { method = "fedavg()" }
+FedDKD = { method = "fedavg() | dkd(student='eval')" }
+"FedDKD@2" = { method = "fedavg() | dkd()", rounds = 2 }
+
+[tiny.quantities]
+accuracy = { at = "best_validation", column = "test_accuracy", scale = 100, decimals = 1, better = "higher" }
+rounds_to_target = { at = "target", column = "round", better = "lower" }
+"""
+CELLS = """table,method,setting,quantity,mean,std,note
+tiny,FedAvg,c=0.5,accuracy,60.0,1.0,
+tiny,FedDKD,c=0.5,accuracy,70.0,1.0,a slip
+tiny,FedAvg,c=0.5,rounds_to_target,3,1,
+tiny,FedDKD,c=0.5,rounds_to_target,1,0,
+"""
+
+
+@pytest.fixture
+def paper(tmp_path: Path) -> Paper:
+    for name, text in (("tiny.toml", TINY), ("tables.toml", TABLES), ("published.csv", CELLS)):
+        (tmp_path / "papers" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "papers" / name).write_text(text, encoding="utf-8")
+    return read(tmp_path / "papers")
+
+
+def made(experiment: Experiment, accuracies: list[float], seconds: float = 1.0) -> Run:
+    """A run that had these test accuracies, and the same on the validation set."""
+    manifest = describe(experiment, engine="serial", device=find_device("cpu"))
+    rows = [
+        {"round": t, "test_accuracy": a, "validation_accuracy": a, "communications": 2 * t, "local_steps": 5.0 * t}
+        for t, a in enumerate(accuracies, 1)
+    ]
+    return Run(manifest, seconds, rows)
+
+
+def runs_of(paper: Paper, method: str, accuracies: list[list[float]], setting: str = "c=0.5") -> Runs:
+    behind = paper.behind(paper.table("tiny"), setting, method)
+    return {one.digest: made(one, values) for one, values in zip(behind, accuracies, strict=False)}
+
+
+def cell(paper: Paper, runs: Runs, method: str, quantity: str = "accuracy") -> Cell:
+    return next(one for one in cells(paper, paper.table("tiny"), runs) if one.place == Place("tiny", method, "c=0.5", quantity))
+
+
+def call(*arguments: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, status: int = 0) -> str:
+    monkeypatch.setattr(sys, "argv", ["feddkd", "paper", *map(str, arguments)])
+    with pytest.raises(SystemExit) as left:
+        main()
+    told = capsys.readouterr()
+    assert (left.value.code or 0) == status, told.err
+    return told.out if status == 0 else told.err
+
+
+# The printed cells
+
+
+def test_every_cell_of_the_papers_result_tables_is_there() -> None:
+    counts = Counter(place.table for place in read(PAPER).printed)
+    # methods x E x c x quantities; methods x quantities for CIFAR; methods x alphas; methods x (best, final)
+    assert counts == {
+        "femnist-target": 5 * 2 * 3 * 3, "femnist-accuracy": 7 * 2 * 3 * 2,
+        "cifar10": 4 * 7, "cifar100": 4 * 7, "emnist": 5 * 2, "digits": 5 * 2,
+    }  # fmt: skip
+
+
+def test_every_printed_cell_has_runs_behind_it() -> None:
+    real = read(PAPER)
+    for place in real.printed:
+        table = real.table(place.table)
+        assert place.quantity in table.quantities
+        assert table.lead in table.methods
+        assert set(table.tested) <= set(table.quantities)
+        seeds = [one.seed for one in real.behind(table, place.setting, place.method)]
+        assert seeds == list(range({"emnist": 10, "digits": 5}.get(place.table, 3)))
+
+
+def test_a_cells_runs_differ_in_their_seed_alone_and_no_two_rows_share_them() -> None:
+    real = read(PAPER)
+    for table in real.tables.values():
+        families = Counter(
+            one.family
+            for setting in table.settings
+            for method, line in table.methods.items()
+            if line.rounds is None
+            for one in real.behind(table, setting, method)[:1]
+        )
+        assert set(families.values()) == {1}
+
+
+@pytest.mark.parametrize(("table", "factor"), [("femnist-target", 11), ("cifar10", 4)])
+def test_printed_communications_are_rounds_times_one_and_the_dkd_steps(table: str, factor: int) -> None:
+    printed = read(PAPER).printed
+    for place, comm in printed.items():
+        if place.table == table and place.quantity == "comm_to_target":
+            rounds = float(printed[place._replace(quantity="rounds_to_target")].mean)
+            share = factor if place.method.startswith("FedDKD") else 1
+            assert abs(float(comm.mean) - share * rounds) <= 0.5 * share + 0.5
+
+
+def test_printed_steps_on_femnist_are_49_batches_an_epoch_and_the_dkd_steps() -> None:
+    printed = read(PAPER).printed
+    for place, steps in printed.items():
+        if place.table == "femnist-target" and place.quantity == "steps_to_target":
+            rounds = float(printed[place._replace(quantity="rounds_to_target")].mean)
+            a_round = 49 * int(place.setting.split("E=")[1]) + 10 * place.method.startswith("FedDKD")
+            assert abs(float(steps.mean) - rounds * a_round / 1000) <= 0.5 + 0.5 * a_round / 1000
+
+
+def test_the_known_slips_are_noted_and_are_slips() -> None:
+    printed = read(PAPER).printed
+    comm = printed[Place("cifar100", "FedDKD", "alpha=0.1", "comm_to_target")]
+    assert comm.note
+    assert float(comm.mean) == pytest.approx(3 * 81, abs=1.5)
+    assert abs(float(comm.mean) - (30 + 4 * 51)) > 2.5
+    noted = {place for place, one in printed.items() if one.note}
+    assert {place.quantity for place in noted if place.table == "cifar100"} == {
+        "comm",
+        "steps",
+        "comm_to_target",
+        "steps_to_target",
+    }
+
+
+def test_cifars_settings_are_those_of_the_paper() -> None:
+    ten, hundred = (load(PAPER / f"cifar{n}.toml")[0] for n in (10, 100))
+    assert (ten.clients, ten.rounds, ten.target, ten.partition) == (16, 350, 0.74, "dirichlet(alpha=0.1)")
+    assert (hundred.target, dict(hundred.parsed_method.calls[1].complete)["warmup"]) == (0.514, 30)
+
+
+# Cells and verdicts
+
+
+def test_accuracy_is_taken_at_the_best_validation_round_the_earliest_of_equals() -> None:
+    rows = [{"round": t, "validation_accuracy": v, "test_accuracy": a} for t, (v, a) in enumerate([(1, 7), (2, 5), (2, 9)], 1)]
+    assert [row["test_accuracy"] for row in AT["best_validation"](rows, None)] == [5]
+    assert [row["round"] for row in AT["best"](rows, None)] == [3]
+    assert [row["round"] for row in AT["last"](rows, None)] == [3]
+    assert [row["round"] for row in AT["target"](rows, 6)] == [1]
+    assert AT["target"](rows, 10) == []
+    assert len(AT["five_best"](rows * 3, None)) == 5
+
+
+@pytest.mark.parametrize(
+    ("ours", "better", "verdict"),
+    [
+        (61.04, "higher", "within the printed spread"),  # 60.0 may have been 60.04
+        (61.1, "higher", "better"), (58.9, "higher", "worse"), (61.1, "lower", "worse"), (58.9, "lower", "better"),
+        (61.1, "neither", "above"), (58.9, "neither", "below"),
+    ],
+)  # fmt: skip
+def test_a_whole_cell_is_within_the_printed_spread_or_better_or_worse(ours: float, better: str, verdict: str) -> None:
+    place = Place("t", "m", "s", "q")
+    one = Cell(place, Quantity("best", "x", better=better), Printed("60.0", "1.0"), [Reading(0, [ours], 4, True)], 1, 4)
+    assert one.verdict == verdict
+    assert replace(one, runs_wanted=2).verdict == "partial"
+    assert replace(one, runs_wanted=2).tendency == verdict
+    assert replace(one, readings=[]).verdict == "nothing yet"
+    assert replace(one, printed=None).verdict == "not printed"
+
+
+def test_means_are_over_seeds_with_the_population_deviation(paper: Paper) -> None:
+    one = cell(paper, runs_of(paper, "FedAvg", [[0.1, 0.6, 0.6, 0.5], [0.1, 0.2, 0.3, 0.62]]), "FedAvg")
+    assert one.ours == pytest.approx((61.0, 1.0))
+    assert one.difference == pytest.approx(1.0)
+    assert (one.rounds, one.rounds_wanted, one.runs_wanted, one.verdict) == (8, 8, 2, "within the printed spread")
+
+
+def test_runs_cut_short_are_partial_but_a_prefix_and_a_target_once_reached_are_final(paper: Paper) -> None:
+    runs = runs_of(paper, "FedDKD", [[0.4, 0.7], [0.6, 0.7, 0.8]])
+    assert cell(paper, runs, "FedDKD").verdict == "partial"
+    assert cell(paper, runs, "FedDKD@2").verdict == "not printed"
+    assert cell(paper, runs, "FedDKD@2").rounds_wanted == 4
+    reached = cell(paper, runs, "FedDKD", "rounds_to_target")
+    assert (reached.values, reached.verdict) == ([2, 1], "within the printed spread")
+    assert cell(paper, runs_of(paper, "FedDKD", [[0.4, 0.4]]), "FedDKD", "rounds_to_target").verdict == "partial"
+
+
+def test_a_whole_run_that_misses_the_target_makes_the_cell_worse_and_last_in_order(paper: Paper) -> None:
+    runs = runs_of(paper, "FedDKD", [[0.4] * 4, [0.9] * 4]) | runs_of(paper, "FedAvg", [[0.1, 0.1, 0.1, 0.6]] * 2)
+    one = cell(paper, runs, "FedDKD", "rounds_to_target")
+    assert (one.verdict, one.missed, one.values) == ("worse", 1, [1])
+    order = next(o for o in orders(paper.table("tiny"), cells(paper, paper.table("tiny"), runs)) if o.quantity != "accuracy")
+    assert order.swapped == [("FedDKD", "FedAvg")]
+
+
+def test_the_order_of_methods_holds_or_the_lead_says_whom_it_is_not_ahead_of(paper: Paper) -> None:
+    ahead = runs_of(paper, "FedDKD", [[0.7] * 4] * 2) | runs_of(paper, "FedAvg", [[0.6] * 4] * 2)
+    behind = runs_of(paper, "FedDKD", [[0.5] * 4] * 2) | runs_of(paper, "FedAvg", [[0.6] * 4] * 2)
+    assert "the printed order holds" in FORMATS["text"](compare(paper, "tiny", ahead))
+    assert "worse; not ahead of FedAvg" in FORMATS["text"](compare(paper, "tiny", behind))
+    half = runs_of(paper, "FedDKD", [[0.7] * 4]) | runs_of(paper, "FedAvg", [[0.6] * 4])
+    assert "order of what there is so far holds" in FORMATS["text"](compare(paper, "tiny", half))
+
+
+def test_all_formats_say_the_same(paper: Paper) -> None:
+    runs = runs_of(paper, "FedDKD", [[0.7] * 4, [0.72] * 4]) | runs_of(paper, "FedAvg", [[0.6] * 4, [0.61] * 4])
+    found = compare(paper, "tiny", runs)
+    assert all("70.0" in write(found) and "71.0" in write(found) for write in FORMATS.values())
+    assert "a slip" in FORMATS["markdown"](found)
+    assert r"rounds\_to\_target" in FORMATS["latex"](found)
+    said = json.loads(json.dumps(as_json(found)))
+    lead = next(one for one in said["cells"] if one["method"] == "FedDKD" and one["setting"] == "c=0.5")
+    assert lead["ours"] == pytest.approx({"mean": 71.0, "std": 1.0})
+    assert lead["verdict"] == "within the printed spread"
+    assert said["tests"][0]["difference"]["mean"] == pytest.approx(10.5)
+
+
+# Statistics
+
+
+def test_a_spread_is_students() -> None:
+    found = spread([1.0, 2.0, 3.0, 6.0])
+    assert (found.n, found.mean, found.median) == (4, 3.0, 2.5)
+    assert found.sample_std == pytest.approx(statistics.stdev([1, 2, 3, 6]))
+    assert found.high is not None
+    assert found.high - 3 == pytest.approx(3.182446 * statistics.stdev([1, 2, 3, 6]) / 2, rel=1e-6)
+    assert spread([1.0]).sample_std is None
+
+
+def test_seeds_are_paired_and_too_few_of_them_tell_nothing() -> None:
+    ours, theirs = {0: 2.0, 1: 3.5, 2: 4.0, 7: 1.0}, {0: 1.0, 1: 2.0, 2: 3.5, 9: 0.0}
+    found = paired(ours, theirs)
+    assert found is not None
+    assert found.difference.n == 3
+    assert found.wins == 3
+    assert found.wilcoxon_p is None
+    t = 1.0 / (0.5 / math.sqrt(3))
+    assert found.t_p == pytest.approx(1 - t / math.sqrt(2 + t * t))  # Student's distribution with two degrees of freedom
+    assert paired({0: 1.0}, {1: 1.0}) is None
+    same = paired(ours, ours)
+    assert same is not None
+    assert same.t_p is None
+    many = paired({n: n + 1.0 + n / 10 for n in range(6)}, {n: float(n) for n in range(6)})
+    assert many is not None
+    assert many.wilcoxon_p == pytest.approx(2 / 2**6)
+
+
+# Records
+
+
+def test_a_run_is_known_by_its_experiment_not_by_spelling_or_folder(paper: Paper) -> None:
+    one = paper.wanted(paper.table("tiny"))[0]
+    other = replace(one, cohort=2, method="fedavg(epochs=1, lr=0.1)", target=0.1, name="mine")
+    file = paper.folder / "results" / "old.jsonl.gz"
+    file.parent.mkdir()
+    file.write_bytes(gzip.compress(made(other, [0.1, 0.2]).line.encode()))
+    assert list(recorded(paper)) == [one.digest]
+
+
+def folder_of(run: Run, folder: Path) -> None:
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text(json.dumps(dict(run.manifest)))
+    (folder / "rounds.jsonl").write_text("".join(json.dumps({**row, "test_client_accuracy": [0.5]}) + "\n" for row in run.rounds))
+    (folder / "timings.jsonl").write_text(
+        "".join(json.dumps({"round": row["round"], "seconds": 0.5}) + "\n" for row in run.rounds)
+    )
+
+
+def test_collecting_keeps_the_longer_run_leaves_strangers_out_and_makes_the_same_bytes_again(
+    paper: Paper, tmp_path: Path
+) -> None:
+    first, second = paper.wanted(paper.table("tiny"))[:2]
+    folder_of(made(second, [0.1, 0.2]), tmp_path / "runs" / "a")
+    folder_of(made(first, [0.1]), tmp_path / "runs" / "b")
+    folder_of(made(replace(first, rounds=9), [0.1]), tmp_path / "runs" / "c")
+    assert strangers(paper, tmp_path / "runs") == 1
+    assert collect(paper, tmp_path / "runs") == {"tiny.jsonl.gz": (2, 2)}
+    file = paper.folder / "results" / "tiny.jsonl.gz"
+    before = file.read_bytes()
+    assert b"client_accuracy" not in gzip.decompress(before)
+    assert [json.loads(line)["seconds"] for line in gzip.decompress(before).splitlines()] == [0.5, 1.0]  # in the file's order
+    assert collect(paper, tmp_path / "runs") == {"tiny.jsonl.gz": (2, 0)}
+    folder_of(made(first, [0.1, 0.2, 0.3]), tmp_path / "more" / "b")
+    folder_of(made(second, [0.1]), tmp_path / "more" / "a")
+    assert len(recorded(paper, tmp_path / "more")[first.digest].rounds) == 3
+    assert collect(paper, tmp_path / "more") == {"tiny.jsonl.gz": (2, 1)}
+    assert {len(run.rounds) for run in recorded(paper).values()} == {2, 3}
+    file.unlink()
+    collect(paper, tmp_path / "runs")
+    assert file.read_bytes() == before
+
+
+def test_results_that_cannot_be_read_are_named(paper: Paper) -> None:
+    (paper.folder / "results").mkdir()
+    (paper.folder / "results" / "torn.jsonl.gz").write_bytes(gzip.compress(b'{"manifest": '))
+    with pytest.raises(InputError, match=r"torn\.jsonl\.gz cannot be read"):
+        recorded(paper)
+
+
+def test_status_counts_runs_and_rounds_once_and_guesses_by_the_work_of_a_round(paper: Paper) -> None:
+    runs = {digest: replace(run, seconds=4.0) for digest, run in runs_of(paper, "FedAvg", [[0.5] * 4, [0.5] * 2]).items()}
+    tiny, everything = progress(paper, runs)
+    assert replace(everything, name="tiny") == tiny
+    assert (tiny.runs_done, tiny.runs_wanted, tiny.rounds_done, tiny.rounds_wanted) == (1, 8, 6, 32)
+    # FedAvg took 1 and 2 s a round with 2 clients: 2 rounds more of it, 8 of FedDKD, and 16 with twice the clients
+    assert tiny.seconds_left == pytest.approx(1.5 * (2 + 8 + 2 * 16))
+    nothing = progress(paper, {})[0]
+    assert (nothing.seconds_left, nothing.runs_of_unknown_cost) == (None, 8)
+
+
+# The committed results
+
+
+@pytest.fixture(scope="module")
+def real() -> Paper:
+    return read(PAPER)
+
+
+@pytest.fixture(scope="module")
+def committed(real: Paper) -> Runs:
+    return recorded(real)
+
+
+@pytest.fixture(scope="module")
+def readme() -> str:
+    return (PAPER / "README.md").read_text(encoding="utf-8")
+
+
+def shown(found: Comparison, method: str, setting: str, quantity: str) -> tuple[str, str]:
+    """Ours and the printed cell, as a reader sees them."""
+    one = next(c for c in found.cells if c.place == Place(found.table.name, method, setting, quantity))
+    assert one.ours is not None
+    digits = one.quantity.decimals
+    return f"{one.ours[0]:.{digits}f} ± {one.ours[1]:.{digits}f}", "-" if one.printed is None else str(one.printed)
+
+
+def test_the_committed_emnist_results_are_the_readmes_table(real: Paper, committed: Runs, readme: str) -> None:
+    found = compare(real, "emnist", committed)
+    for method in real.table("emnist").methods:
+        cells = [text for setting in ("alpha=0.05", "alpha=0.1") for text in shown(found, method, setting, "accuracy")]
+        assert f"| {' | '.join([method, *cells])} |" in readme
+    assert shown(found, "FedAvg", "alpha=0.1", "accuracy") == ("71.64 ± 1.72", "69.07 ± 1.71")
+    medians = [
+        f"{one.median:.2f}" for c, one in found.spreads if c.place.quantity == "best_accuracy" and c.place.method == "FedDKD"
+    ]
+    assert f"best round is {' and '.join(medians)};" in readme
+
+
+def test_the_committed_emnist_results_are_whole_and_say_where_the_order_does_not_hold(real: Paper, committed: Runs) -> None:
+    found = compare(real, "emnist", committed)
+    assert all(one.complete and len(one.readings) == 10 for one in found.cells)
+    assert ("FedDKD", "FedGen") in found.orders[0].swapped
+    against = {
+        c.place.method: test.wins for c, test in found.tests if c.place.setting == "alpha=0.1" and c.place.quantity == "accuracy"
+    }
+    assert against == {"FedAvg": 9, "FedProx": 9, "FedDistill+": 9, "FedGen": 9, "FedDKD@50": 9}
+
+
+def test_the_committed_femnist_results_are_the_readmes(real: Paper, committed: Runs, readme: str) -> None:
+    accuracy, target = (compare(real, f"femnist-{name}", committed) for name in ("accuracy", "target"))
+    assert "rounds {} (printed after 660: {})".format(*shown(accuracy, "FedDKD", "c=0.5,E=5", "accuracy")) in readme
+    assert "of the first 60 {} (printed {})".format(*shown(accuracy, "FedDKD@60", "c=0.5,E=5", "accuracy")) in readme
+    assert "after {} rounds (printed {})".format(*shown(target, "FedDKD", "c=0.5,E=5", "rounds_to_target")) in readme
+
+
+# The commands
+
+
+def test_run_does_what_is_missing_and_no_more(
+    paper: Paper, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(*arguments: Any, status: int = 0) -> str:
+        where = ("--papers", paper.folder, *(() if arguments[0] == "list" else ("--runs", tmp_path / "runs")))
+        return call(*arguments, *where, capsys=capsys, monkeypatch=monkeypatch, status=status)
+
+    assert "tiny: A tiny table (tiny.toml)" in told("list")
+    some = ("run", "tiny", "--setting", "c=0.5", "--method", "FedDKD", "--engine", "serial", "--json")
+    assert len(json.loads(told(*some, "--seed", "1").splitlines()[-1])["runs"]) == 1
+    assert len(json.loads(told(*some).splitlines()[-1])["runs"]) == 1
+    assert json.loads(told(*some)) == {"runs": []}
+    status = json.loads(told("status", "--json"))
+    assert {key: status["tables"][0][key] for key in ("name", "runs_done", "runs_wanted", "rounds_done", "rounds_wanted")} == {
+        "name": "tiny", "runs_done": 2, "runs_wanted": 8, "rounds_done": 8, "rounds_wanted": 32,
+    }  # fmt: skip
+    assert "tiny: 2/8 runs, 8/32 rounds; left: about" in told("status")
+    assert "tiny.jsonl.gz: 2 runs, 2 new or longer" in told("collect")
+    before = json.loads(told("table", "tiny", "--format", "json"))
+    told("figure", "tiny", "--out", tmp_path / "curves.svg")
+    assert "<svg" in (tmp_path / "curves.svg").read_text(encoding="utf-8")
+    for file in (tmp_path / "runs").rglob("*.json*"):
+        file.unlink()
+    assert json.loads(told("table", "tiny", "--format", "json")) == before
+    assert json.loads(told(*some)) == {"runs": []}  # the committed results count
+
+
+def test_run_goes_on_with_what_was_cut_short_even_in_the_middle_of_a_line(
+    paper: Paper, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut(index: int, row: Row) -> None:
+        if row["round"] == 3:
+            raise KeyboardInterrupt
+
+    one = paper.behind(paper.table("tiny"), "c=1", "FedAvg")[0]
+    with pytest.raises(KeyboardInterrupt):
+        execute([one], out=tmp_path / "runs", engine="serial", on_row=cut, every=Every(1))
+    folder = tmp_path / "runs" / folder_name(one)
+    with (folder / "rounds.jsonl").open("a", encoding="utf-8") as lines:
+        lines.write('{"round": 4, "te')
+    part = ("--setting", "c=1", "--method", "FedAvg", "--seed", "0", "--engine", "serial")
+    where = ("--papers", paper.folder, "--runs", tmp_path / "runs")
+    assert "1/2   3/8" in call("table", "tiny", *where, capsys=capsys, monkeypatch=monkeypatch)
+    call("run", "tiny", *part, *where, capsys=capsys, monkeypatch=monkeypatch)
+    assert json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["resumed"]
+    assert len(recorded(paper, tmp_path / "runs")[one.digest].rounds) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("table", "none"), "no table 'none'; there are: tiny"),
+        (("table", "tiny", "--format", "pdf"), "unknown format 'pdf'; there are: json, latex, markdown, text"),
+        (("run", "tiny", "--method", "FedNothing"), "no method 'FedNothing'; there are: FedAvg, FedDKD, FedDKD@2"),
+        (("run", "tiny", "--setting", "c=7"), "no setting 'c=7'"),
+        (("run", "tiny", "--precision", "fp64"), "makes other experiments"),
+        (("collect", "--runs", "nowhere"), "there is no folder nowhere"),
+        (("figure", "tiny", "--out", "a.png"), "there are no runs of table 'tiny' yet"),
+    ],
+)
+def test_mistakes_are_one_line(
+    paper: Paper, arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert message in call(*arguments, "--papers", paper.folder, capsys=capsys, monkeypatch=monkeypatch, status=2)
+
+
+def test_without_the_papers_folder_the_error_says_where_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "say where by --papers" in call("list", capsys=capsys, monkeypatch=monkeypatch, status=2)
+    (tmp_path / "tables.toml").write_text("[t]\ntitle = 3\n")
+    assert "cannot be read" in call("list", "--papers", tmp_path, capsys=capsys, monkeypatch=monkeypatch, status=2)
