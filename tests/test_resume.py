@@ -21,10 +21,10 @@ from feddkd.record import folder_name
 from feddkd.session import Every
 
 METHODS = {
-    "fedavg": "fedavg(epochs=1, batch_size=32, lr=0.1)",
     "dkd": "fedavg(epochs=1, batch_size=32) | dkd(steps=2, momentum=0.5)",
     "auto": "fedavg(epochs=1, batch_size=32) | dkd(steps='auto', limit=3)",
-    "own models": "fedbn(epochs=1, batch_size=32) | dkd(steps=2)",
+    "kept with the client": "scaffold(epochs=1, batch_size=32) | dkd(steps=2)",
+    "own models": "feddistill(epochs=1, batch_size=32)",
 }
 OFTEN = Every(rounds=1)
 
@@ -263,7 +263,7 @@ except Halted as halted:
 
 
 def start(out: Path, slow: float = 0.0, rounds: int = 1) -> "subprocess.Popen[str]":
-    script = SCRIPT.format(method=METHODS["own models"], slow=slow, rounds=rounds)
+    script = SCRIPT.format(method=METHODS["kept with the client"], slow=slow, rounds=rounds)
     return subprocess.Popen([sys.executable, "-c", script, str(out)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
