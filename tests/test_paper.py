@@ -482,3 +482,16 @@ def test_without_the_papers_folder_the_error_says_where_it_is(
     assert "say where by --papers" in call("list", capsys=capsys, monkeypatch=monkeypatch, status=2)
     (tmp_path / "tables.toml").write_text("[t]\ntitle = 3\n")
     assert "cannot be read" in call("list", "--papers", tmp_path, capsys=capsys, monkeypatch=monkeypatch, status=2)
+
+
+def test_what_is_collected_names_neither_paths_nor_the_machines_system(paper: Paper, tmp_path: Path) -> None:
+    first = paper.wanted(paper.table("tiny"))[0]
+    folder_of(made(first, [0.1]), tmp_path / "runs" / "a")
+    (page,) = (tmp_path / "runs").rglob("manifest.json")
+    told = {"command": ["/home/me/feddkd"], "hardware": {"system": "my own kernel", "device": "cpu"}}
+    page.write_text(json.dumps({**json.loads(page.read_text()), **told, "resumed": [{"after": 1, **told}]}))
+    collect(paper, tmp_path / "runs")
+    line = gzip.decompress((paper.folder / "results" / "tiny.jsonl.gz").read_bytes())
+    assert b"/home/me" not in line
+    assert b"my own kernel" not in line
+    assert b'"after": 1' in line

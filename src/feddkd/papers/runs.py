@@ -85,7 +85,20 @@ def _found(folder: Path | None) -> list[Run]:
     if folder is None or not any(folder.rglob("manifest.json")):
         return []
     records = [record for record in find(folder, begun=True) if record.history]
-    return [Run(record.manifest, round(record.seconds, 3), [_compact(row) for row in record.history]) for record in records]
+    return [
+        Run(_published(record.manifest), round(record.seconds, 3), [_compact(row) for row in record.history])
+        for record in records
+    ]
+
+
+def _published(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """A manifest without what is nobody's business: the paths on its command line, and the system of the machine."""
+    bare = {key: value for key, value in manifest.items() if key != "command"}
+    if "hardware" in bare:
+        bare["hardware"] = {key: value for key, value in bare["hardware"].items() if key != "system"}
+    if "resumed" in bare:
+        bare["resumed"] = [_published(turn) for turn in bare["resumed"]]
+    return bare
 
 
 def _compact(row: Row) -> Row:
