@@ -23,9 +23,10 @@ from feddkd.engines.batched import Batched
 from feddkd.engines.pool import Pool
 from feddkd.engines.serial import Serial
 from feddkd.evaluate import Protocol
-from feddkd.method import Method, Private, Repeat, World
+from feddkd.method import Method, Private, World
 from feddkd.methods import METHODS
 from feddkd.rounds import Run, choose, play
+from feddkd.schedules import Repeat
 from plain import Plain
 from small import distance
 from test_reference import clients, network

@@ -15,13 +15,11 @@ from feddkd.commands.running import Device, Engine, EveryMinutes, EveryRounds, P
 from feddkd.commands.terminal import AsJson, DataDir, File, Settings
 from feddkd.commands.terminal import console as _console
 from feddkd.errors import ClientError, InputError, NobodyAnsweredError
-from feddkd.execute import in_precision
 from feddkd.experiment import load
 from feddkd.figure import curves
 from feddkd.halt import Halted
 from feddkd.record import find
 from feddkd.report import table
-from feddkd.session import Every
 from feddkd.version import __version__
 
 app = typer.Typer(
@@ -103,10 +101,12 @@ def run(
     Runs that are finished in DIR are left alone, and those that were cut short go on to the same numbers. Ctrl-C ends the round
     and saves; the second one stops at once.
     """
-    experiments, options = in_precision(load(file, set_ or ()), precision, engine, device)
-    options |= {"strategy": strategy} if strategy is not None else {}
-    how = {"folder": data, "engine": engine, "device": device, "options": options, "every": Every(every_rounds, every_minutes)}
-    run_all(experiments, [out] * len(experiments), threads, as_json, fresh=fresh, **how)
+    experiments = load(file, set_ or ())
+    run_all(
+        experiments, [out] * len(experiments),
+        engine=engine, device=device, precision=precision, strategy=strategy, threads=threads, data=data,
+        every_rounds=every_rounds, every_minutes=every_minutes, as_json=as_json, fresh=fresh,
+    )  # fmt: skip
     if not as_json:
         _console().print(f"written to {out}{os.sep}", soft_wrap=True)
 
@@ -126,11 +126,11 @@ def resume(
 ) -> None:
     """Go on with the runs under some folders that were cut short, each from its last checkpoint."""
     found = [record for folder in folders for record in find(folder, begun=True)]
-    places = [record.folder.parent for record in found]
-    experiments, options = in_precision([record.experiment for record in found], precision, engine, device)
-    options |= {"strategy": strategy} if strategy is not None else {}
-    how = {"folder": data, "engine": engine, "device": device, "options": options, "every": Every(every_rounds, every_minutes)}
-    run_all(experiments, places, threads, as_json, **how)
+    run_all(
+        [record.experiment for record in found], [record.folder.parent for record in found],
+        engine=engine, device=device, precision=precision, strategy=strategy, threads=threads, data=data,
+        every_rounds=every_rounds, every_minutes=every_minutes, as_json=as_json,
+    )  # fmt: skip
 
 
 @app.command()

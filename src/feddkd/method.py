@@ -20,6 +20,7 @@ from feddkd.errors import InputError
 from feddkd.keys import Key
 from feddkd.models import Model
 from feddkd.params import Groups, Tensors, only, without
+from feddkd.schedules import ONCE, Repeat, Schedule
 from feddkd.spelling import Spelled
 
 
@@ -77,42 +78,6 @@ class Collect(Enum):
     EVERY = "every client's"  # stacked along a new first axis, in the order of the clients that answered
 
 
-# --- what changes with the round
-
-
-Schedule = Callable[[int, int], float]  # (round t = 1, 2, ..., repetition j = 1, 2, ... of the phase) -> value
-
-
-@dataclass(frozen=True)
-class Rate:
-    """initial * per_round^(t-1) * per_step^(j-1), at least `least`; nothing in the first `after` rounds."""
-
-    initial: float
-    per_round: float = 1.0
-    per_step: float = 1.0
-    after: int = 0
-    least: float = 0.0
-
-    def __call__(self, round: int, step: int) -> float:
-        if round <= self.after:
-            return 0.0
-        return max(self.least, self.initial * self.per_round ** (round - 1) * self.per_step ** (step - 1))
-
-
-@dataclass(frozen=True)
-class Repeat:
-    """How often a phase is repeated in a round: not at all in the first `warmup` rounds, then `times`, up to round `last`."""
-
-    times: int = 1
-    warmup: int = 0
-    last: int | None = None
-
-    def __call__(self, round: int) -> int:
-        if self.last is not None and round > self.last:
-            return 0
-        return 0 if round <= self.warmup else self.times
-
-
 # --- exchanges, phases, methods
 
 # (model, state, collected, rates) -> state. The server also finds state["start"], the weights the round began with, and in rates
@@ -153,7 +118,7 @@ class Phase:
     every: Mapping[str, str] = field(default_factory=dict)  # name -> upload group that the server wants client by client as well
     sends: tuple[str, ...] = ("params", "buffers")  # groups of the server's state
     rates: Mapping[str, Schedule] = field(default_factory=dict)  # arrive with what is sent, as sent["rates"], and at the server
-    repeat: Repeat = Repeat()
+    repeat: Repeat = ONCE
     # (state, cohort, repetition) -> the parts of the cohort that are asked; clients of no part sit this repetition out
     parts: Callable[[Groups, tuple[int, ...], int], Sequence[Part]] | None = None
     unfolds: "Callable[[Model], tuple[Phase, ...]] | None" = None  # the phases it stands for, where those depend on the network

@@ -5,6 +5,7 @@ Several runs (seeds of one experiment) go through it in lock-step; a run's numbe
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from itertools import islice
 from typing import Any
 
@@ -136,13 +137,18 @@ def _take_in(
     examples = [sizes[client] for client in clients]
     if phase.client is not None and phase.at == "clients":
         run.costs = run.costs.after(phase, orders, replies, examples, len(left))
-    who = {
-        "clients": torch.tensor(clients, device=run.like.device),
-        "examples": torch.tensor(examples, device=run.like.device),
-        "share": run.like.new_tensor(len(clients) / len(sizes)),
-    }
+    who = _who(tuple(clients), tuple(examples), len(sizes), run.like.dtype, run.like.device)
     run.state = phase.server(model, run.state, _together(phase, replies, sizes), {**rate, **who})
     return left
+
+
+@lru_cache(maxsize=256)
+def _who(
+    clients: tuple[int, ...], examples: tuple[int, ...], total: int, dtype: torch.dtype, device: torch.device
+) -> dict[str, Tensor]:
+    """Who answered, for the server. Kept, since through the J steps of a round it is the same: copied to the device once."""
+    share = torch.tensor(len(clients) / total, dtype=dtype, device=device)
+    return {"clients": torch.tensor(clients, device=device), "examples": torch.tensor(examples, device=device), "share": share}
 
 
 def _together(phase: Phase, replies: Sequence[Reply], sizes: Sequence[int]) -> Groups:

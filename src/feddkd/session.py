@@ -48,8 +48,8 @@ def abreast(folders: Sequence[Path], digests: Sequence[str], device: torch.devic
     if fresh or not folders:
         return [Group(list(members), [])] if folders else []
     held = [_good(folder, digest, device) for folder, digest in zip(folders, digests, strict=True)]
-    common = set.intersection(*(set(own) | {0} for own in held)) if all(held) else set()
-    stands = [max(common) if common - {0} else max(own, default=0) for own in held]
+    common = set.intersection(*map(set, held))
+    stands = [max(common or own, default=0) for own in held]
     return [
         Group([n for n in members if stands[n] == t], [held[n][t] for n in members if stands[n] == t] if t else [])
         for t in sorted(set(stands))

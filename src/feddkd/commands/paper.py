@@ -10,13 +10,11 @@ import typer
 from feddkd.commands.running import Device, Engine, EveryMinutes, EveryRounds, Precision, Strategy, Threads, run_all
 from feddkd.commands.terminal import AsJson, DataDir
 from feddkd.errors import InputError, choices
-from feddkd.execute import in_precision
 from feddkd.figure import paper_curves
 from feddkd.papers.definitions import read
 from feddkd.papers.runs import collect, recorded, strangers
 from feddkd.papers.show import FORMATS, as_json, compare
 from feddkd.papers.status import Progress, progress
-from feddkd.session import Every
 
 paper_app = typer.Typer(no_args_is_help=True, help="The paper's tables beside our records; run what is missing.")
 
@@ -118,10 +116,11 @@ def paper_run(
     if not missing:
         print(json.dumps({"runs": []}) if as_json else f"{name}: nothing is missing")
         return
-    experiments, options = in_precision(missing, precision, engine, device)
-    options |= {"strategy": strategy} if strategy is not None else {}
-    how = {"folder": data, "engine": engine, "device": device, "options": options, "every": Every(every_rounds, every_minutes)}
-    run_all(experiments, [runs] * len(experiments), threads, as_json, **how)
+    run_all(
+        missing, [runs] * len(missing),
+        engine=engine, device=device, precision=precision, strategy=strategy, threads=threads, data=data,
+        every_rounds=every_rounds, every_minutes=every_minutes, as_json=as_json,
+    )  # fmt: skip
 
 
 @paper_app.command("collect")

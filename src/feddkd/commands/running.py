@@ -13,11 +13,12 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from feddkd.commands.terminal import console
-from feddkd.execute import execute, lock_step
+from feddkd.execute import execute, in_precision, lock_step
 from feddkd.experiment import Experiment
 from feddkd.record import find, folder_name
 from feddkd.report import table
 from feddkd.rounds import Row
+from feddkd.session import Every
 
 Engine = Annotated[str, typer.Option(help="Where clients compute: auto, batched, pool, serial.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")]
@@ -28,8 +29,14 @@ EveryRounds = Annotated[int | None, typer.Option(min=1, metavar="N", help="Check
 EveryMinutes = Annotated[float, typer.Option(min=0, metavar="N", help="Checkpoint once so many minutes have passed.")]
 
 
-def run_all(experiments: list[Experiment], places: list[Path], threads: int | None, as_json: bool, **how: Any) -> None:
-    """Run experiments, each in a folder under its place, and show what came out."""
+def run_all(
+    experiments: list[Experiment], places: list[Path], *, engine: str, device: str, precision: str | None, strategy: str | None,
+    threads: int | None, data: Path | None, every_rounds: int | None, every_minutes: float, as_json: bool, fresh: bool = False,
+) -> None:  # fmt: skip
+    """Run experiments as a command's options say, each in a folder under its place, and show what came out."""
+    experiments, options = in_precision(experiments, precision, engine, device)
+    options |= {"strategy": strategy} if strategy is not None else {}
+    every = Every(every_rounds, every_minutes)
     if threads is not None:
         torch.set_num_threads(threads)
     done: dict[int, dict[str, Any]] = {}
@@ -37,8 +44,8 @@ def run_all(experiments: list[Experiment], places: list[Path], threads: int | No
         for group in lock_step(experiments, places):
             bars = [follow(at) for at in group]
             summaries = execute(
-                [experiments[at] for at in group], out=places[group[0]], **how,
-                on_row=lambda at, row, bars=bars: bars[at](row),  # type: ignore[misc]
+                [experiments[at] for at in group], out=places[group[0]], folder=data, engine=engine, device=device,
+                options=options, every=every, fresh=fresh, on_row=lambda at, row, bars=bars: bars[at](row),  # type: ignore[misc]
             )  # fmt: skip
             done |= dict(zip(group, summaries, strict=True))
     console(stderr=as_json).print(table([find(place / folder_name(e))[0] for e, place in zip(experiments, places, strict=True)]))

@@ -19,11 +19,12 @@ import torch
 from torch import Tensor
 
 from feddkd.data.batches import Reads
-from feddkd.method import Batch, Collect, Fold, Method, Part, Phase, Repeat, World
+from feddkd.method import Batch, Collect, Fold, Method, Part, Phase, World
 from feddkd.methods.local import Local, local_training
 from feddkd.methods.registry import METHODS
 from feddkd.models import Model
 from feddkd.params import Groups, Tensors, combine, weighted_mean
+from feddkd.schedules import Repeat
 from feddkd.spelling import Count
 
 

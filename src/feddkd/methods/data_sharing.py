@@ -10,9 +10,10 @@ public examples travel once to every client is not among the counted bytes.
 
 from dataclasses import replace
 
-from feddkd.method import Method, Repeat
+from feddkd.method import Method
 from feddkd.methods.local import Local, Variant, local_training
 from feddkd.methods.registry import METHODS
+from feddkd.schedules import Repeat
 from feddkd.spelling import Whole
 
 

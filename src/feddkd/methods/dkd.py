@@ -23,26 +23,12 @@ from torch.func import grad
 
 from feddkd.data.batches import Reads
 from feddkd.errors import InputError
-from feddkd.method import (
-    Batch,
-    Collect,
-    Fold,
-    Gradient,
-    Loss,
-    Method,
-    Phase,
-    Rate,
-    Repeat,
-    Schedule,
-    Targets,
-    World,
-    own_model,
-    probe_of,
-)
+from feddkd.method import Batch, Collect, Fold, Gradient, Loss, Method, Phase, Targets, World, own_model, probe_of
 from feddkd.methods.registry import METHODS
 from feddkd.models import Mode, Model
 from feddkd.objectives import Divergence, distillation, reverse_distillation, squared_distance
 from feddkd.params import Groups, Tensors, add, combine, only, zeros
+from feddkd.schedules import Rate, Repeat, Schedule
 from feddkd.spelling import Count, Momentum, Positive, Whole
 
 

@@ -24,13 +24,14 @@ from torch.func import grad, vmap
 
 from feddkd.data.batches import Reads
 from feddkd.errors import InputError
-from feddkd.method import Batch, Collect, Fold, Method, Phase, Rate, World
+from feddkd.method import Batch, Collect, Fold, Method, Phase, World
 from feddkd.methods.local import Local, Variant, local_training, take_average
 from feddkd.methods.registry import METHODS
 from feddkd.models import Model, Output
 from feddkd.objectives import cross_entropy, distillation
 from feddkd.optimisers import Optimiser, adam, clip_norm, sgd
 from feddkd.params import Groups, Tensors
+from feddkd.schedules import Rate
 from feddkd.spelling import Count, Positive
 
 

@@ -28,7 +28,7 @@ from torch.func import grad, vmap
 from feddkd.data.batches import Reads
 from feddkd.errors import InputError
 from feddkd.keys import uniform
-from feddkd.method import Batch, Collect, Fold, Method, Phase, Rate, World
+from feddkd.method import Batch, Collect, Fold, Method, Phase, World
 from feddkd.methods.local import Local, Variant, local_training, take_average
 from feddkd.methods.registry import METHODS
 from feddkd.models import Model, Output, functional
@@ -36,6 +36,7 @@ from feddkd.models.functional import Mode
 from feddkd.objectives import Term, cross_entropy, distillation, diversity_loss
 from feddkd.optimisers import Optimiser, adam
 from feddkd.params import Groups, Tensors, only, to
+from feddkd.schedules import Rate
 from feddkd.spelling import Count, NonNegative, Positive
 
 # What is random in a step; the streams below 2000 belong to dropout and augmentation.

@@ -15,12 +15,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from feddkd.method import Batch, Method, Phase, Rate, World, own_model
+from feddkd.method import Batch, Method, Phase, World, own_model
 from feddkd.methods.local import Local, Variant, hold_private, local_training
 from feddkd.methods.registry import METHODS
 from feddkd.models import Model, Output
 from feddkd.objectives import distillation
 from feddkd.params import Groups, Tensors, combine, only, weighted_mean
+from feddkd.schedules import Rate
 from feddkd.spelling import Count, NonNegative, Positive
 
 

@@ -13,11 +13,12 @@ from torch.func import grad
 
 from feddkd.data.batches import Reads, Source
 from feddkd.errors import InputError
-from feddkd.method import Batch, Collect, Fold, Method, Phase, Private, Rate, Schedule, ServerFn, World, own_model, uploads
+from feddkd.method import Batch, Collect, Fold, Method, Phase, Private, ServerFn, World, own_model, uploads
 from feddkd.models import Model, Output
 from feddkd.objectives import Term, cross_entropy
 from feddkd.optimisers import Optimiser, adam, sgd
 from feddkd.params import Groups, Tensors
+from feddkd.schedules import Rate, Schedule
 from feddkd.spelling import Count, Momentum, NonNegative, Positive
 
 

@@ -16,11 +16,12 @@ Adam's own step as in torch.optim.Adam, v_0 = 0; Flower's corrects likewise, but
 from functools import partial
 
 from feddkd.errors import InputError
-from feddkd.method import Method, Phase, Rate, World
+from feddkd.method import Method, Phase, World
 from feddkd.methods.registry import METHODS
 from feddkd.models import Model
 from feddkd.optimisers import Optimiser, adam, adaptive, sgd
 from feddkd.params import Groups, Tensors, add
+from feddkd.schedules import Rate
 from feddkd.spelling import Momentum, NonNegative, Positive
 
 

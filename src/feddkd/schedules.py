@@ -1,0 +1,39 @@
+"""What changes with the round: rates, and how often a phase is repeated."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+Schedule = Callable[[int, int], float]  # (round t = 1, 2, ..., repetition j = 1, 2, ... of the phase) -> value
+
+
+@dataclass(frozen=True)
+class Rate:
+    """initial * per_round^(t-1) * per_step^(j-1), at least `least`; nothing in the first `after` rounds."""
+
+    initial: float
+    per_round: float = 1.0
+    per_step: float = 1.0
+    after: int = 0
+    least: float = 0.0
+
+    def __call__(self, round: int, step: int) -> float:
+        if round <= self.after:
+            return 0.0
+        return max(self.least, self.initial * self.per_round ** (round - 1) * self.per_step ** (step - 1))
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """How often a phase is repeated in a round: not at all in the first `warmup` rounds, then `times`, up to round `last`."""
+
+    times: int = 1
+    warmup: int = 0
+    last: int | None = None
+
+    def __call__(self, round: int) -> int:
+        if self.last is not None and round > self.last:
+            return 0
+        return 0 if round <= self.warmup else self.times
+
+
+ONCE = Repeat()
