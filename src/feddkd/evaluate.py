@@ -13,6 +13,7 @@ import torch
 from feddkd.data.batches import Reads, Source
 from feddkd.data.federation import SERVER
 from feddkd.engines import Engine, Order
+from feddkd.errors import NobodyAnsweredError
 from feddkd.method import Batch, Collect, Exchange, Fold, Method, Phase, own_model
 from feddkd.models import Model
 from feddkd.objectives import cross_entropy
@@ -45,7 +46,10 @@ def measure(engine: Engine, states: Sequence[tuple[int, Groups]], protocol: Prot
         cohort = (SERVER,) if protocol is Protocol.GLOBAL else tuple(range(len(engine.sizes(run))))
         sent = {"params": state["params"], "buffers": state["buffers"]}
         orders.append(Order(run, sent, cohort, ("evaluate",)))
-    return [_summary(reply.collected["tally"], protocol) for reply in engine.exchange(Exchange(PHASES[source]), orders)]
+    replies = engine.exchange(Exchange(PHASES[source]), orders)
+    if not all(reply.clients for reply in replies):
+        raise NobodyAnsweredError(f"nobody answered the evaluation on {source} examples")
+    return [_summary(reply.collected["tally"], protocol) for reply in replies]
 
 
 def _summary(tally: Tensors, protocol: Protocol) -> Measured:

@@ -117,11 +117,8 @@ def simulate_runs(
     runs, memos = [], []
     federations = together([federation.to(place) for federation in federations])
     for index, (federation, start, seed) in enumerate(zip(federations, starts, seeds, strict=True)):
-        params, buffers = (to(group, place, dtype) for group in start)
-        outputs = _check_fit(model, params, buffers, federation, dtype)
         _check_public(method, federation)
-        world = World(("method", seed), len(federation.train), federation.classes, len(federation.public), outputs)
-        state, memo = method.start(model, params, buffers, world)
+        state, memo = begin(model, method, start, federation, seed, dtype, len(federation.public))
         runs.append(Run(index, seed, state, has_validation=len(federation.validation) > 0))
         memos.append(memo)
     host = open_engine(engine, model, federations, memos, dtype, options or {})
@@ -144,6 +141,23 @@ def simulate_runs(
         host.close()
 
 
+def begin(
+    model: Model,
+    method: Method,
+    start: tuple[Tensors, Tensors],
+    federation: Federation,
+    seed: int,
+    dtype: torch.dtype,
+    public: int,
+) -> tuple[Groups, Groups]:
+    """The server's state and the memo every client begins with; `public` counts what the server holds for everybody to see."""
+    params, buffers = (to(group, federation.x.device, dtype) for group in start)
+    outputs = _check_fit(model, params, buffers, federation, dtype)
+    return method.start(
+        model, params, buffers, World(("method", seed), len(federation.train), federation.classes, public, outputs)
+    )
+
+
 def cohort_size(cohort: int | float, clients: int) -> int:
     """m = max(int(C K), 1) for a fraction C, or the number itself."""
     cohort = checked(cohort, Count | Share, "cohort")
@@ -154,6 +168,10 @@ def cohort_size(cohort: int | float, clients: int) -> int:
 
 
 def find_engine(name: str) -> Callable[..., Engine]:
+    if name == "flower":  # only inside a federation, and an extra: not among the choices
+        from feddkd.engines.flower import Flower
+
+        return Flower
     if name not in ENGINES:
         raise InputError(f"unknown engine {name!r}; there are: {choices(('auto', *ENGINES))}")
     return ENGINES[name]
