@@ -1,4 +1,4 @@
-"""The command line: feddkd run | resume | report | methods | data | paper | bench."""
+"""The command line: feddkd run | resume | report | methods | data | paper | bench | flower."""
 
 import os
 import sys
@@ -9,6 +9,7 @@ import typer
 
 from feddkd.commands.bench import bench
 from feddkd.commands.data import data_app
+from feddkd.commands.flower import flower_app
 from feddkd.commands.methods import methods
 from feddkd.commands.paper import paper_app
 from feddkd.commands.running import Device, Engine, EveryMinutes, EveryRounds, Precision, Strategy, Threads, run_all
@@ -32,6 +33,7 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 app.add_typer(paper_app, name="paper")
+app.add_typer(flower_app, name="flower")
 
 
 def main() -> None:

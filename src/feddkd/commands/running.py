@@ -28,6 +28,8 @@ Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; 1 is quic
 EveryRounds = Annotated[int | None, typer.Option(min=1, metavar="N", help="Checkpoint after every N rounds, not by the clock.")]
 EveryMinutes = Annotated[float, typer.Option(min=0, metavar="N", help="Checkpoint once so many minutes have passed.")]
 
+OnRow = Callable[[int, Row], None]
+
 
 def run_all(
     experiments: list[Experiment], places: list[Path], *, engine: str, device: str, precision: str | None, strategy: str | None,
@@ -39,15 +41,26 @@ def run_all(
     every = Every(every_rounds, every_minutes)
     if threads is not None:
         torch.set_num_threads(threads)
+
+    def do(group: list[int], on_row: OnRow) -> list[dict[str, Any]]:
+        return execute(
+            [experiments[at] for at in group], out=places[group[0]], folder=data, engine=engine, device=device,
+            options=options, every=every, fresh=fresh, on_row=on_row,
+        )  # fmt: skip
+
+    watch_all(experiments, places, lock_step(experiments, places), do, as_json)
+
+
+def watch_all(
+    experiments: list[Experiment], places: list[Path], groups: list[list[int]],
+    do: Callable[[list[int], OnRow], list[dict[str, Any]]], as_json: bool,
+) -> None:  # fmt: skip
+    """Do one group of experiments after another, show how far they are, and at the end what came out."""
     done: dict[int, dict[str, Any]] = {}
     with _bars(experiments, quiet=not sys.stderr.isatty()) as follow, _telling(logging.WARNING if as_json else logging.INFO):
-        for group in lock_step(experiments, places):
+        for group in groups:
             bars = [follow(at) for at in group]
-            summaries = execute(
-                [experiments[at] for at in group], out=places[group[0]], folder=data, engine=engine, device=device,
-                options=options, every=every, fresh=fresh, on_row=lambda at, row, bars=bars: bars[at](row),  # type: ignore[misc]
-            )  # fmt: skip
-            done |= dict(zip(group, summaries, strict=True))
+            done |= dict(zip(group, do(group, lambda at, row, bars=bars: bars[at](row)), strict=True))  # type: ignore[misc]
     console(stderr=as_json).print(table([find(place / folder_name(e))[0] for e, place in zip(experiments, places, strict=True)]))
     if as_json:
         wanted = ("digest", "method", "seed", "rounds", "test_accuracy", "best_round", "final_test_accuracy", "communications",

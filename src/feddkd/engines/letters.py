@@ -1,4 +1,4 @@
-"""What goes over Flower's Grid: a letter is a page of JSON and, mostly, tensors. Many go out at once, and answers have a deadline."""
+"""What goes over Flower's Grid: a letter is a page of JSON and, mostly, tensors. Answers are waited for until a deadline."""
 
 import json
 import logging
