@@ -43,6 +43,7 @@ class Double(Grid):
         self.partition = {(7919 * (part + 3)) % 9973: part for part in reversed(range(self.parts))}
         self.contexts = {node: self._context(node) for node in self.partition}
         self.gone: set[int] = set()
+        self.after: Callable[[], None] = lambda: None  # done once, when the next reply has left
 
     def _context(self, node: int) -> Context:
         config = {
@@ -87,6 +88,8 @@ class Double(Grid):
         except Exception as error:  # as Flower's ClientApp process does
             reply = Message(Error(code=2, reason=f"{type(error)}:<'{error}'>"), reply_to=message)
         arrived = self.tamper(part, message, through(reply))
+        self.after()
+        self.after = lambda: None
         if arrived is not None:
             self.up += _bytes(arrived)
             self.replies[number] = arrived

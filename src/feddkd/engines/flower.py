@@ -42,7 +42,7 @@ class Flower:
     experiment: Mapping[str, Any] = field(default_factory=dict)  # as it is spelled: what every node must know
     deadline: float = 600.0  # seconds for an exchange
     join: float = 120.0  # seconds until all clients must be there
-    poll: float = 0.05  # seconds between two looks for replies
+    poll: float = 0.1  # seconds between two looks for answers
     most: int = MOST  # bytes of an answer
     held: dict[int, str] = field(default_factory=dict)  # client -> tag of what it keeps
     _nodes: dict[int, int] = field(default_factory=dict)  # client -> Flower's number of its node
@@ -124,7 +124,8 @@ class Flower:
         """A client's upload, once it has passed the checks; only then does what it keeps count."""
         page = page_of(message)
         if page.get("lost"):
-            self.held.pop(client, None)
+            if exchange.retain is not None:  # evaluation changes nothing
+                self.held.pop(client, None)
             raise WireError("it has lost what it kept (restarted?); it sits this round out and begins anew in the next")
         upload = unpack(bytes_in(message.content), self.most)
         check(upload, pattern)

@@ -154,7 +154,9 @@ def respond(own: Own, page: Page, sent: bytes, kept: Kept) -> tuple[Page, bytes,
         return {"client": client, "held": expected}, pack(upload), kept
     after = retained(after, frozenset(page["retain"]))
     tag = _tag(desk, page, memo, after)
-    now = {name: held[name] for name in (expected,) if name in held} | ({} if tag in (NOTHING, *held) else {tag: pack(after)})
+    now = {name: held[name] for name in (expected,) if name in held}
+    if tag not in (NOTHING, expected):
+        now[tag] = pack(after)
     others = {name: content for name, content in kept.items() if not name.startswith(f"{client}:")}
     return (
         {"client": client, "held": tag},
