@@ -1,9 +1,14 @@
-"""A Grid without processes: messages and contexts pass through Flower's own serialisation, apps run here, one after another."""
+"""A Grid without processes: messages and contexts pass through Flower's own serialisation, apps run here, one after another.
+
+And the small experiments that are run over it.
+"""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import pytest
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.serde import context_from_proto, context_to_proto
@@ -11,6 +16,20 @@ from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
+from safetensors.torch import load_file
+from torch import Tensor
+
+from feddkd.record import find
+
+LOCAL = "epochs=1, batch_size=32, lr=0.1"
+METHODS = [f"fedavg({LOCAL})", f"fedbn({LOCAL})", f"scaffold({LOCAL})", f"fedgen({LOCAL}, generator_steps=2)"]
+DKD = "dkd(steps=2, batch_size=16, lr=0.3)"
+FEDDKD = f"fedavg({LOCAL}) | {DKD}"
+NORM: dict[str, Any] = {"model": "emnist_cnn", "transform": "pad(pixels=10)"}  # a network with batch norm
+SETTING: dict[str, Any] = {
+    "data": "digits", "partition": "dirichlet(alpha=1)", "model": "mlp(hidden='8')", "clients": 3, "rounds": 2,
+    "training": 0.2, "dtype": "float64", "seed": 3,
+}  # fmt: skip
 
 Tamper = Callable[[int, Message, Message], Message | None]  # (partition, asked, reply) -> what arrives; None: nothing
 
@@ -104,3 +123,29 @@ class Double(Grid):
 
 def _bytes(message: Message) -> int:
     return sum(len(item.deflate()) for item in get_all_nested_objects(message).values())
+
+
+# --- what a run has left
+
+
+def final(folder: Path) -> dict[str, Tensor]:
+    (record,) = find(folder)
+    return load_file(record.folder / "final.safetensors")
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    (record,) = find(folder)
+    return record.history
+
+
+def apart(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    assert set(a) == set(b)
+    return max(float((a[name] - b[name]).abs().max()) for name in a)
+
+
+def check_same(one: Path, other: Path) -> None:
+    assert apart(final(one), final(other)) < 1e-12
+    for expected, found in zip(rows(one), rows(other), strict=True):
+        assert found.keys() == expected.keys()
+        for key, value in expected.items():
+            assert found[key] == pytest.approx(value, abs=1e-10), key

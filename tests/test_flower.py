@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 pytest.importorskip("flwr")
@@ -23,28 +22,7 @@ from feddkd.execute import execute
 from feddkd.flower.apps import NodeApp, serve
 from feddkd.method import Exchange
 from feddkd.prepare import prepare
-from feddkd.record import find
-from flower_double import Double
-
-LOCAL = "epochs=1, batch_size=32, lr=0.1"
-METHODS = [f"fedavg({LOCAL})", f"fedbn({LOCAL})", f"scaffold({LOCAL})", f"fedgen({LOCAL}, generator_steps=2)"]
-DKD = "dkd(steps=2, batch_size=16, lr=0.3)"
-FEDDKD = f"fedavg({LOCAL}) | {DKD}"
-NORM: dict[str, Any] = {"model": "emnist_cnn", "transform": "pad(pixels=10)"}  # a network with batch norm
-SETTING: dict[str, Any] = {
-    "data": "digits", "partition": "dirichlet(alpha=1)", "model": "mlp(hidden='8')", "clients": 3, "rounds": 2,
-    "training": 0.2, "dtype": "float64", "seed": 3,
-}  # fmt: skip
-
-
-def final(folder: Path) -> dict[str, Tensor]:
-    (record,) = find(folder)
-    return load_file(record.folder / "final.safetensors")
-
-
-def rows(folder: Path) -> list[dict[str, Any]]:
-    (record,) = find(folder)
-    return record.history
+from flower_double import DKD, FEDDKD, LOCAL, METHODS, NORM, SETTING, Double, apart, check_same, final, rows
 
 
 def flower(folder: Path, method: str, grid: Double | None = None, **changes: Any) -> Double:
@@ -56,19 +34,6 @@ def flower(folder: Path, method: str, grid: Double | None = None, **changes: Any
 
 def serial(folder: Path, method: str, engine: str = "serial", **changes: Any) -> None:
     execute([Experiment(**{**SETTING, "method": method, **changes})], out=folder, engine=engine)
-
-
-def apart(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
-    assert set(a) == set(b)
-    return max(float((a[name] - b[name]).abs().max()) for name in a)
-
-
-def check_same(one: Path, other: Path) -> None:
-    assert apart(final(one), final(other)) < 1e-12
-    for expected, found in zip(rows(one), rows(other), strict=True):
-        assert found.keys() == expected.keys()
-        for key, value in expected.items():
-            assert found[key] == pytest.approx(value, abs=1e-10), key
 
 
 @pytest.mark.parametrize("then", ["", f" | {DKD}"], ids=["alone", "with dkd"])

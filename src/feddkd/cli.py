@@ -39,7 +39,7 @@ app.add_typer(flower_app, name="flower")
 def main() -> None:
     """Entry point: a user's mistake is one line on standard error and exit status 2, never a traceback."""
     try:
-        sys.exit(app(standalone_mode=False))
+        sys.exit(app(standalone_mode=False, prog_name="feddkd"))
     except InputError as error:
         _fail(str(error))
     except (ClientError, NobodyAnsweredError) as error:

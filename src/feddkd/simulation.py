@@ -113,6 +113,8 @@ def simulate_runs(
     of itself.
     """
     method.check_order()
+    if engine != "flower" and not all(size for federation in federations for size in federation.sizes):
+        raise InputError("there are clients without examples; those that bring their own do so on Flower: feddkd flower server")
     place = find_device(device)
     runs, memos = [], []
     federations = together([federation.to(place) for federation in federations])
@@ -169,8 +171,10 @@ def cohort_size(cohort: int | float, clients: int) -> int:
 
 def find_engine(name: str) -> Callable[..., Engine]:
     if name == "flower":  # only inside a federation, and an extra: not among the choices
-        from feddkd.engines.flower import Flower
-
+        try:
+            from feddkd.engines.flower import Flower
+        except ModuleNotFoundError:
+            raise InputError("engine 'flower' needs Flower: pip install 'feddkd[flower]'") from None
         return Flower
     if name not in ENGINES:
         raise InputError(f"unknown engine {name!r}; there are: {choices(('auto', *ENGINES))}")

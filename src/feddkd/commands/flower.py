@@ -76,6 +76,70 @@ def _run(
     watch_all(experiments, [out] * len(experiments), [[at] for at in range(len(experiments))], do, as_json)
 
 
+@flower_app.command("server")
+def server(
+    file: File,
+    folder: Annotated[Path, typer.Option(metavar="DIR", help="Certificate and key: what `feddkd flower certificate` made.")],
+    keys: Annotated[Path, typer.Option(metavar="DIR", help="The public keys (*.pub) of the nodes that may join.")],
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "0.0.0.0",
+    port: Annotated[int, typer.Option(help="The port to listen on.")] = 9092,
+    set_: Settings = None,
+    data: DataDir = None,
+    out: Out = Path("runs"),
+    deadline: Deadline = 600.0,
+    join: Join = 3600.0,
+    every_rounds: EveryRounds = 1,
+    fresh: Fresh = False,
+    as_json: AsJson = False,
+) -> None:
+    """The server of a federation: a SuperLink with TLS for the nodes whose keys it knows, and the runs of a file.
+
+    It waits until all clients have joined. Stopped and started again it goes on from its last checkpoint.
+    """
+    experiments, public_keys = load(file, set_ or ()), sorted(keys.glob("*.pub"))
+    if not public_keys:
+        raise InputError(f"there are no public keys (*.pub) in {keys}")
+    with _flower():
+        from feddkd.flower.credentials import AUTHORITY, CERTIFICATE, PRIVATE
+        from feddkd.flower.processes import Processes
+        from feddkd.flower.superlink import Superlink
+
+        for name in (AUTHORITY, CERTIFICATE, PRIVATE):
+            if not (folder / name).is_file():
+                raise InputError(f"there is no {name} in {folder}; feddkd flower certificate {folder} HOST makes it")
+        with Processes(folder) as processes:
+            link = Superlink(folder.resolve(), processes, port, host, lasting=True)
+            link.start()
+            for public_key in public_keys:
+                link.register(public_key)
+            _run(link, experiments, out, data, deadline, join, Every(every_rounds), fresh, as_json)
+
+
+@flower_app.command("certificate")
+def certificate(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where ca.crt, server.pem and server.key go.")],
+    hosts: Annotated[list[str], typer.Argument(metavar="HOST...", help="Names and addresses by which nodes reach the server.")],
+) -> None:
+    """Make a server's certificate. Nodes get a copy of DIR/ca.crt; the rest stays."""
+    with _flower():
+        from feddkd.flower.credentials import make_server
+
+        make_server(folder, hosts)
+
+
+@flower_app.command("init")
+def init(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for the app.")]) -> None:
+    """Write a Flower app for your own data: one function to fill in, then `flwr run DIR`."""
+    from feddkd.flower.template import FILES
+
+    if folder.exists() and any(folder.iterdir()):
+        raise InputError(f"{folder} is not empty")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in FILES.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    print(f"written to {folder}: {', '.join(FILES)}; begin with {folder / 'client_app.py'}")
+
+
 @flower_app.command("client")
 def client(
     superlink: Annotated[str, typer.Argument(metavar="HOST:PORT", help="The server's SuperLink.")],

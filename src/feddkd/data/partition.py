@@ -92,6 +92,7 @@ class Partition(Spelled):
     summary: str = ""
     own_tests: bool = False  # whether it deals out test sets, too
     identity: str = ""  # what it is called in digests, where that is not its spelling
+    elsewhere: bool = False  # clients bring examples of their own, and are dealt none
     fixed: bool = False  # its lists count through the whole training set, and not through the part of it meant for clients
 
     @property
@@ -113,6 +114,8 @@ class Partition(Spelled):
         if len(lists) != clients:
             raise InputError(f"partition {self} divides {kind} examples among {len(lists)} clients, not {clients}")
         for k, own in enumerate(lists):
+            if len(own) == 0 and self.elsewhere:
+                continue
             if len(own) == 0:
                 raise InputError(f"partition {self} leaves client {k} of {clients} without {kind} examples: take fewer clients")
             if np.min(own) < 0 or np.max(own) >= count:
@@ -208,6 +211,12 @@ def domains() -> Partition:
         return [np.flatnonzero(train == d) for d in found], [np.flatnonzero(test == d) for d in found]
 
     return Partition(draw, "one client a domain", own_tests=True)
+
+
+@PARTITIONS.register
+def elsewhere() -> Partition:
+    """Nothing is divided: on a federation of Flower nodes every client brings examples of its own."""
+    return Partition(lambda table, clients, key: ([np.arange(0)] * clients, None), "each client's own", elsewhere=True)
 
 
 @PARTITIONS.register

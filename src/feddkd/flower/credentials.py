@@ -30,7 +30,7 @@ def make_server(folder: Path, hosts: Sequence[str]) -> None:
     authority, own = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
     issuer = _name("feddkd federation")
     root = _certificate(issuer, issuer, authority.public_key(), DAYS).add_extension(x509.BasicConstraints(True, 0), critical=True)
-    names = x509.SubjectAlternativeName([_host(host) for host in hosts])
+    names = x509.SubjectAlternativeName([_host(host) for host in dict.fromkeys((*hosts, "localhost", "127.0.0.1"))])
     leaf = _certificate(_name(hosts[0]), issuer, own.public_key(), DAYS).add_extension(names, critical=False)
     leaf = leaf.add_extension(x509.BasicConstraints(False, None), critical=True)
     for file, made in ((AUTHORITY, root), (CERTIFICATE, leaf)):

@@ -47,7 +47,7 @@ def deployed(nodes: int, data: Path | None = None) -> Iterator[Deployment]:
     """A federation on this machine, for as long as the block lasts."""
     with tempfile.TemporaryDirectory(prefix="feddkd-") as name, Processes(Path(name)) as processes:
         folder = Path(name)
-        make_server(folder, ["127.0.0.1", "localhost"])
+        make_server(folder, ["localhost"])
         link = Superlink(folder, processes, free_port())
         deployment = Deployment(folder, link, processes, nodes, data)
         for part in range(nodes):

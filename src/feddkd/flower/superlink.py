@@ -101,9 +101,10 @@ class Superlink:
             fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
             number = control.StartRun(StartRunRequest(fab=fab_to_proto(fab))).run_id
         grid = HttpGrid(self._address, False, self._authority, token=self._token(number))
-        heart = HeartbeatSender(lambda: beat(grid._runtime_client))
+        client = grid._runtime_client  # made here and not by the thread below as well
+        heart = HeartbeatSender(lambda: beat(client))
         heart.start()
-        given = grid._runtime_client.PullTaskInput(PullTaskInputRequest())
+        given = client.PullTaskInput(PullTaskInputRequest())
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = given.task_id, given.run.run_id, given.context.node_id
         grid.set_run(run_from_proto(given.run))
         status, why = "failed", "ended early"
@@ -113,7 +114,7 @@ class Superlink:
         finally:
             heart.stop()
             with suppress(httpx.HTTPError):  # a SuperLink that is gone needs no telling
-                grid._runtime_client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=why))
+                client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=why))
             grid.close()
 
     def _token(self, run: int) -> str:
@@ -132,7 +133,8 @@ class Superlink:
 
     @property
     def _address(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        """How this machine itself reaches it."""
+        return f"{'127.0.0.1' if self.host == '0.0.0.0' else self.host}:{self.port}"
 
     @property
     def _authority(self) -> bytes:

@@ -102,7 +102,7 @@ def run_node(
         file.touch(mode=0o600)
         file.write_bytes(secret)
         worker = Worker(f"127.0.0.1:{port}", secret, load)
-        start_client_internal.time = SimpleNamespace(sleep=worker.sleep)  # type: ignore[assignment]
+        start_client_internal.time = SimpleNamespace(sleep=worker.sleep)  # type: ignore[assignment, attr-defined]
         sys.argv = _command(superlink, port, key, authority, part, parts, data, file)
         flower_supernode()
 
