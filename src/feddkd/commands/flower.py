@@ -65,15 +65,37 @@ def _run(
     """One experiment after another, each a Flower run of its own."""
 
     def do(group: list[int], on_row: OnRow) -> list[dict[str, Any]]:
-        experiment = experiments[group[0]]
         with link.run() as grid:
             wait(grid, join)
-            options = {"grid": grid, "experiment": experiment.as_dict(), "deadline": deadline, "join": join}
-            return execute(
-                [experiment], out=out, folder=data, engine="flower", options=options, every=every, fresh=fresh, on_row=on_row
-            )
+            return _perform(
+                experiments[group[0]], grid, {"deadline": deadline, "join": join},
+                out=out, folder=data, every=every, fresh=fresh, on_row=on_row,
+            )  # fmt: skip
 
     watch_all(experiments, [out] * len(experiments), [[at] for at in range(len(experiments))], do, as_json)
+
+
+def run_on_ray(
+    experiments: list[Experiment], places: list[Path], data: Path | None, every: Every, fresh: bool, as_json: bool
+) -> None:
+    """One experiment after another in Flower's simulation, a core for each client at work."""
+
+    def do(group: list[int], on_row: OnRow) -> list[dict[str, Any]]:
+        (at,) = group
+        told = {"out": places[at], "folder": folder, "every": every, "fresh": fresh, "on_row": on_row}
+        return on_ray(lambda grid: _perform(experiments[at], grid, {}, **told), experiments[at].clients, 1.0, 0.0)
+
+    with _flower():
+        from feddkd.flower.ray import on_ray
+
+        folder = None if data is None else data.resolve()
+        if folder is not None:
+            os.environ["FEDDKD_DATA"] = str(folder)  # Ray's workers inherit it
+        watch_all(experiments, places, [[at] for at in range(len(experiments))], do, as_json)
+
+
+def _perform(experiment: Experiment, grid: "Grid", options: dict[str, float], **told: Any) -> list[dict[str, Any]]:
+    return execute([experiment], engine="flower", options={"grid": grid, "experiment": experiment.as_dict(), **options}, **told)
 
 
 @flower_app.command("server")

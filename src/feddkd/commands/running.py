@@ -20,7 +20,7 @@ from feddkd.report import table
 from feddkd.rounds import Row
 from feddkd.session import Every
 
-Engine = Annotated[str, typer.Option(help="Where clients compute: auto, batched, pool, serial.")]
+Engine = Annotated[str, typer.Option(help="Where clients compute: auto, batched, pool, serial; flower-sim: on a Ray cluster.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")]
 Precision = Annotated[str | None, typer.Option(help="fp64 (as dtype = float64), fp32; on a GPU also tf32, bf16.")]
 Strategy = Annotated[str | None, typer.Option(help="Of the batched engine: auto, vmap, graph, fused, ...")]
@@ -36,6 +36,10 @@ def run_all(
     threads: int | None, data: Path | None, every_rounds: int | None, every_minutes: float, as_json: bool, fresh: bool = False,
 ) -> None:  # fmt: skip
     """Run experiments as a command's options say, each in a folder under its place, and show what came out."""
+    if engine == "flower-sim":
+        from feddkd.commands.flower import run_on_ray
+
+        return run_on_ray(experiments, places, data, Every(every_rounds, every_minutes), fresh, as_json)
     experiments, options = in_precision(experiments, precision, engine, device)
     options |= {"strategy": strategy} if strategy is not None else {}
     every = Every(every_rounds, every_minutes)

@@ -35,13 +35,13 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 
-from feddkd.errors import InputError
+from feddkd.errors import InputError, NobodyAnsweredError
 from feddkd.flower.credentials import AUTHORITY, CERTIFICATE, PRIVATE
 from feddkd.flower.processes import Processes
 from feddkd.flower.supernode import beat
 
 Client = TypeVar("Client", bound=ProtobufClient)
-READY = 60.0  # seconds for a SuperLink to come up
+READY = 30.0  # seconds for a SuperLink to come up, or back
 PYPROJECT = """\
 [project]
 name = "feddkd-app"
@@ -101,6 +101,7 @@ class Superlink:
             fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
             number = control.StartRun(StartRunRequest(fab=fab_to_proto(fab))).run_id
         grid = HttpGrid(self._address, False, self._authority, token=self._token(number))
+        grid._retry_invoker.max_time = READY  # Flower would try for ever
         client = grid._runtime_client  # made here and not by the thread below as well
         heart = HeartbeatSender(lambda: beat(client))
         heart.start()
@@ -111,7 +112,10 @@ class Superlink:
         try:
             yield grid
             status, why = "completed", ""
+        except httpx.TransportError as error:
+            raise NobodyAnsweredError(f"the SuperLink has not answered for {READY:g} s: {error}") from None
         finally:
+            grid._retry_invoker.max_tries = 1
             heart.stop()
             with suppress(httpx.HTTPError):  # a SuperLink that is gone needs no telling
                 client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=why))
