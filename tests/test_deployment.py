@@ -19,7 +19,7 @@ pytest.importorskip("flwr")
 
 from flwr.app import Message
 
-from feddkd import Experiment
+from feddkd import Experiment, NobodyAnsweredError
 from feddkd.execute import execute
 from feddkd.flower.credentials import AUTHORITY, make_node, make_server
 from feddkd.flower.deployment import Deployment, deployed

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid
+from flwr.superlink.grid.http_grid import HttpGrid
 
 from feddkd.engines.wire import WireError
 
@@ -61,6 +62,12 @@ class Post:
                 return
             if waiting:
                 time.sleep(max(self.poll, (time.monotonic() - begun) / 20))
+
+
+def bound(grid: Grid, seconds: float) -> None:
+    """A SuperLink that is gone ends the run: left to itself, Flower would knock for ever."""
+    if isinstance(grid, HttpGrid):
+        grid._retry_invoker.max_time = seconds
 
 
 def action(name: str) -> str:

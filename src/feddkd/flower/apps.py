@@ -10,13 +10,14 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from feddkd.engines.letters import Shelf, bytes_in, page_of, page_record, tensor_record
+from feddkd.engines.letters import Shelf, bound, bytes_in, page_of, page_record, tensor_record
 from feddkd.execute import execute
 from feddkd.experiment import expand
 from feddkd.flower.desk import Load, Own, introduce, respond
 from feddkd.session import Every
 
 EXPERIMENT = "experiment."  # keys of the run's configuration that begin so are the experiment's
+PATIENCE = 60.0  # seconds for a SuperLink that does not answer
 OPTIONS = {"deadline": float, "join": float, "poll": float}  # of the engine
 
 
@@ -48,6 +49,7 @@ server = ServerApp()
 
 @server.main()
 def main(grid: Grid, context: Context) -> None:
+    bound(grid, PATIENCE)
     serve(grid, context.run_config)
 
 

@@ -27,7 +27,7 @@ class Deployment:
 
     def start_node(self, part: int) -> None:
         """One node of the federation; also one that was ended: it is the same node again, since its key is."""
-        data: list[str | Path] = ["--data", self.data] if self.data else []
+        data = ["--data", self.data] if self.data else []
         self.processes.start(f"node{part}", [
             sys.executable, "-m", "feddkd.cli", "flower", "client", f"127.0.0.1:{self.link.port}", "--threads", "1", "--port",
             str(free_port()), "--key", self.folder / f"node{part}", "--authority", self.folder / AUTHORITY,

@@ -30,7 +30,7 @@ class Processes:
         self._folder = folder
         self.running: dict[str, subprocess.Popen[bytes]] = {}
 
-    def start(self, name: str, command: Sequence[str | Path], environment: Mapping[str, str] | None = None) -> None:
+    def start(self, name: str, command: Sequence[object], environment: Mapping[str, str] | None = None) -> None:
         """In a session of its own, so that Ctrl-C reaches us alone; what it says goes to a file."""
         with self.log(name).open("ab") as file:
             self.running[name] = subprocess.Popen(

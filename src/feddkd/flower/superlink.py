@@ -35,6 +35,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 
+from feddkd.engines.letters import bound
 from feddkd.errors import InputError, NobodyAnsweredError
 from feddkd.flower.credentials import AUTHORITY, CERTIFICATE, PRIVATE
 from feddkd.flower.processes import Processes
@@ -75,7 +76,7 @@ class Superlink:
         file = self.folder / "superexec.secret"
         file.touch(mode=0o600)
         file.write_bytes(self._secret)
-        memory: list[str | Path] = ["--database", self.folder / "superlink.db"] if self.lasting else []
+        memory = ["--database", self.folder / "superlink.db"] if self.lasting else []
         self.processes.start("superlink", [
             sys.executable, "-c", "from flwr.superlink.cli import flower_superlink; flower_superlink()",
             "--host", self.host, "--port", str(self.port), "--ssl-certfile", self.folder / CERTIFICATE,
@@ -101,7 +102,7 @@ class Superlink:
             fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
             number = control.StartRun(StartRunRequest(fab=fab_to_proto(fab))).run_id
         grid = HttpGrid(self._address, False, self._authority, token=self._token(number))
-        grid._retry_invoker.max_time = READY  # Flower would try for ever
+        bound(grid, READY)
         client = grid._runtime_client  # made here and not by the thread below as well
         heart = HeartbeatSender(lambda: beat(client))
         heart.start()
