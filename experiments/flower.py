@@ -185,8 +185,8 @@ NOTE = """
 Plain Flower FedAvg, two plain SuperNodes, no TLS, one exchange a round: median {median:.1f} s a round, slowest {slowest:.1f} s
 ({count} rounds).
 
-{cores} cores, load average {load:.1f} at the end; whoever else is at work on the machine makes everything slower. `up`: until all nodes have
-joined; `down`: until no process is left. Bytes: what passes the Grid, framing included, against the costs in the record.
+{cores} cores, load average {load:.1f} at the end; whoever else is at work on the machine makes everything slower. `up`: until all
+nodes have joined; `down`: until no process is left. Bytes: what passes the Grid, with framing, against the costs in the record.
 """
 
 
