@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
 
 from feddkd.checkpoint import Snapshot
 from feddkd.data.examples import Examples, examples
@@ -169,9 +168,8 @@ def open_engine(
 ) -> Engine:
     """An engine by name. `auto`: clients as one program, but convolutions on a CPU go to one process a core."""
     if name == "auto":
-        convolves = any(isinstance(module, _ConvNd) for module in model.net.modules())
         alone = federations[0].x.is_cuda or sys.platform != "linux" or (os.cpu_count() or 1) == 1
-        name = "pool" if convolves and not alone else "batched"
+        name = "pool" if model.convolves and not alone else "batched"
     make = find_engine(name)
     unknown = set(options) - set(inspect.signature(make).parameters)
     if unknown:
