@@ -102,6 +102,7 @@ class Recorder:
                     f"the run in {self.folder} cannot go on: its {key} was {before[key]}, and now is {manifest[key]}"
                 )
         turn = {"after": after, **{key: manifest[key] for key in ("engine", "started", "command", "versions", "hardware")}}
+        before.pop("ended", None)
         self._write("manifest.json", {**before, "resumed": [*before.get("resumed", []), turn]})
         rows, timings = (_cut(self.folder / name, after) for name in LINES)
         self.seconds = sum(line["seconds"] for line in timings)
@@ -130,6 +131,12 @@ class Recorder:
         self._write("manifest.json", {**manifest, "engine": engine})
         self._write("summary.json", summary)
         checkpoint.remove(self.folder)
+        self.close()
+
+    def end(self, why: str) -> None:
+        """A run that could not go on: its rows stay, and the manifest tells."""
+        manifest = json.loads((self.folder / "manifest.json").read_text(encoding="utf-8"))
+        self._write("manifest.json", {**manifest, "ended": why})
         self.close()
 
     def close(self) -> None:
