@@ -16,6 +16,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parent.parent
 MATHEMATICS = ("tests/test_laws.py", "tests/test_reference.py")
 DRIFT = "tests/test_methods_drift.py"
+FAULTS = ("tests/test_faults.py",)
 
 
 class Mutant(NamedTuple):
@@ -91,6 +92,17 @@ MUTANTS = [
            "better = (loss < lowest) |", "better = (loss < loss + 1) |", ("tests/test_dkd.py",)),
     Mutant("examples set aside are taught all the same", "data/batches.py",
            "free = np.setdiff1d(free, spared(reads, examples, key))", "pass", ("tests/test_batches.py", "tests/test_dkd.py")),
+    Mutant("late uploads count", "exchanges.py",
+           "for client, why in events.items() if why}", "for client, why in events.items() if why == 'drop'}", FAULTS),
+    Mutant("a client that dropped out computes all the same", "exchanges.py",
+           '_those(order, one, "late")', '_those(order, one, "drop")', FAULTS),
+    Mutant("too few clients are taken in all the same", "exchanges.py",
+           "len(turn.cohort) < self.tolerance.min_clients", "len(turn.cohort) < 1", FAULTS),
+    Mutant("a round that went bad is left as it is", "rounds.py", "[turn] if good else", "[turn] if True else", FAULTS),
+    Mutant("a client whose numbers went bad keeps them", "exchanges.py", "if client not in bad}", "}", FAULTS),
+    Mutant("what is restored is added to what is held", "engines/serial.py", "if at[0] != run}", "}", FAULTS),
+    Mutant("workers remember what was undone", "engines/pool.py",
+           "self._changed |= {(own, client)", "_ = {(own, client)", FAULTS),
     Mutant("a checkpoint without the clients' memos", "checkpoint.py",
            "for client, memo in snapshot.memos.items()}", "for client, memo in ()}", ("tests/test_resume.py",)),
 ]  # fmt: skip

@@ -1,7 +1,8 @@
 """Clients that drop out, come late or send numbers gone bad; rounds that end early, runs that cannot go on."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from feddkd.engines import Engine
 from feddkd.engines.batched import Batched
 from feddkd.engines.pool import Pool
 from feddkd.engines.serial import Serial
-from feddkd.evaluate import fitting_protocol
+from feddkd.evaluate import Protocol, fitting_protocol, measure
 from feddkd.execute import execute
 from feddkd.method import Exchange
 from feddkd.models import functional
@@ -38,7 +39,7 @@ METHODS = {
     "batch norm": "fedbn(epochs=1, batch_size=8) | dkd(steps=2, batch_size=8)",
     "parts, step by step": "astraea(gamma=2, epochs=1, batch_size=8) | dkd(steps=2, batch_size=8)",
     "parts, layer by layer": "fedma(epochs=1, batch_size=8)",
-    "at the server": "feddf(epochs=1, batch_size=8, server_steps=2, server_batch_size=4, server_optimiser='sgd') | server_momentum()",
+    "at the server": "feddf(epochs=1, batch_size=8, server_steps=2, server_optimiser='sgd') | server_momentum()",
 }
 ENGINES: dict[str, dict[str, Any]] = {"serial": {}, "batched": {"strategy": "vmap"}, "pool": {"workers": 2}}
 AWAY = {True: "random(drop=0.1, late=0.1)", False: "random(drop=0.2, late=0.2)"}  # where a round has many exchanges, and one
@@ -155,10 +156,10 @@ def test_who_is_asked_in_vain_costs_bytes_down_and_none_up() -> None:
     assert less["communications"] == whole["communications"]
 
 
-def engine_after(event: str | None) -> Serial:
+def engine_after(event: str | None, bad: Sequence[int] = ()) -> Serial:
     method, model = parse(METHODS["kept with the client"]), functional(network())
     state, memo = method.start(model, *model.initial(("init", 0)))
-    engine = Serial(model, [world(0)], [memo], torch.float64)
+    engine = Serial(model, [world(0, bad)], [memo], torch.float64)
     absences = listed([(1, 1, "local", 1, event)] if event else [])
     for _ in play(method, model, engine, [Run(0, 0, state, has_validation=False)], cohort=5, last=1,
                   protocol=fitting_protocol(method, own_tests=False), tolerance=tolerance(absences, 1, "drop")):  # fmt: skip
@@ -166,11 +167,12 @@ def engine_after(event: str | None) -> Serial:
     return engine
 
 
-def test_what_a_late_client_holds_moves_on_and_what_a_dropped_one_holds_does_not() -> None:
+def test_what_a_late_client_holds_moves_on_and_what_one_that_dropped_out_or_went_bad_holds_does_not() -> None:
     present, late, dropped = (engine_after(event).memos_of(0) for event in (None, "late", "drop"))
     assert distance(dict(late[1]["control"]), dict(present[1]["control"])) == 0
     assert any(tensor.any() for tensor in late[1]["control"].values())
     assert 1 not in dropped
+    assert 1 not in engine_after(None, bad=[1]).memos_of(0)
 
 
 def test_rates_are_probabilities_by_exchange_and_follow_the_seed() -> None:
@@ -382,18 +384,19 @@ def test_runs_beside_one_that_diverges_keep_their_bits(engine: str, bad: Sequenc
     assert len(same[1]) == (3 if len(bad) == 1 else 0)
 
 
-def test_what_clients_hold_is_theirs_again_once_it_is_restored() -> None:
-    model, method = functional(network()), parse(METHODS["kept with the client"])
-    state, first = method.start(model, *model.initial(("init", 0)))
-    for make in (Serial, Batched, Pool):
-        engine: Engine = make(model, [world(0), world(1)], [first, first], torch.float64)
-        runs = [Run(n, n, state, has_validation=False) for n in (0, 1)]
-        rounds = play(method, model, engine, runs, cohort=3, last=2, protocol=fitting_protocol(method, own_tests=False))
-        next(rounds)
-        before, other = engine.memos_of(0), engine.memos_of(1)
-        next(rounds)
-        assert set(engine.memos_of(0)) > set(before)
-        engine.restore(0, before)
-        assert engine.memos_of(0) == before
-        assert set(engine.memos_of(1)) > set(other)
-        engine.close()
+@pytest.mark.parametrize("make", [Serial, partial(Batched, strategy="vmap"), partial(Pool, workers=2)], ids=list(ENGINES))
+def test_a_run_that_is_restored_holds_what_it_held_and_nothing_else(make: Callable[..., Engine]) -> None:
+    method, model = parse("fedbn(epochs=1, batch_size=8)"), functional(with_norm())
+    state, memo = method.start(model, *model.initial(("init", 0)))
+    engine = make(model, [world(0), world(1)], [memo, memo], torch.float64)
+    runs = [Run(n, n, state, has_validation=False) for n in (0, 1)]
+
+    def judged() -> list[Any]:
+        return measure(engine, [(0, state), (1, state)], Protocol.CLIENT_MEAN, "test")
+
+    before = judged()
+    next(play(method, model, engine, runs, cohort=5, last=1, protocol=Protocol.CLIENT_MEAN))
+    after = judged()
+    engine.restore(0, {})
+    assert judged() == [before[0], after[1]] != [before[0], before[1]] != after
+    engine.close()

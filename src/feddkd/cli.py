@@ -130,6 +130,9 @@ def resume(
 ) -> None:
     """Go on with the runs under some folders that were cut short, each from its last checkpoint."""
     found = [record for folder in folders for record in find(folder, begun=True)]
+    for record in found:
+        if record.experiment.digest != record.manifest["digest"]:
+            raise InputError(f"the run in {record.folder} cannot go on: a file that its experiment names has changed")
     run_all(
         [record.experiment for record in found], [record.folder.parent for record in found],
         engine=engine, device=device, precision=precision, strategy=strategy, threads=threads, data=data,

@@ -144,22 +144,20 @@ class Exchanges:
     def _take_in(self, exchange: Exchange, asked: Asked, replies: Sequence[Reply]) -> None:
         """The run's state moves on. All but those who were asked in vain are left for later exchanges."""
         turn, run, phase = asked.turn, asked.turn.run, exchange.phase
-        cohort = turn.cohort
         _note_missing(exchange, asked, replies)
         replies = [reply for reply in replies if reply.clients]
-        clients = [client for reply in replies for client in reply.clients] if phase.at == "clients" else list(cohort)
+        clients = [client for reply in replies for client in reply.clients] if phase.at == "clients" else list(turn.cohort)
         sizes = self.engine.sizes(run.index, "train" if phase.client is None else phase.reads.source)
         examples = [sizes[client] for client in clients]
         if phase.client is not None and phase.at == "clients" and asked.orders:
             run.costs = run.costs.after(phase, asked.orders, replies, examples, len(turn.cohort))
         if len(turn.cohort) < self.tolerance.min_clients:
-            return _end(exchange, turn, self.tolerance.min_clients)
-        if replies:
+            _end(exchange, turn, self.tolerance.min_clients)
+        elif replies:
             who = _who(tuple(clients), tuple(examples), len(sizes), run.like.dtype, run.like.device)
             run.state = phase.server(self.model, run.state, _together(phase, replies, sizes), {**asked.rates, **who})
         if self.careful and not is_finite(run.state):
             raise DivergedError(f"what the server holds is not finite after {turn.where(exchange)}, though all it was sent is")
-        return None
 
 
 def _orders(exchange: Exchange, turn: Turn, rates: Tensors) -> list[Order]:
