@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -292,6 +293,19 @@ def test_a_run_with_faults_that_was_cut_short_goes_on_to_the_same_bits(tmp_path:
     assert any("missing" in row for row in rows)
 
 
+def test_a_run_whose_trace_has_changed_is_not_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("faults.csv").write_text(HEADER)
+    execute([experiment(availability="trace(file='faults.csv')", rounds=1)], out=Path("runs"), engine="serial")
+    Path("faults.csv").write_text(HEADER + "1,0,local,1,drop\n")
+    monkeypatch.setattr("sys.argv", ["feddkd", "resume", "runs"])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert "cannot go on: a file that its experiment names has changed" in capsys.readouterr().err
+
+
 FATAL = {"availability": "random(drop=0.2)", "rounds": 4, "cohort": 3}  # of these seeds it ends one alone
 
 
@@ -335,13 +349,10 @@ def test_feddkd_run_names_a_run_that_cannot_go_on_and_leaves_with_status_one(
 # --- numbers gone bad
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("engine", "method"), [*product(("serial", "batched"), METHODS), ("pool", "kept with the client")])
 def test_a_client_whose_numbers_are_not_finite_is_left_out_as_if_it_had_dropped_out(
-    method: str, engine: str, caplog: pytest.LogCaptureFixture
+    engine: str, method: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    if engine == "pool" and method not in ("feddkd", "kept with the client"):
-        pytest.skip("forks for every step; its memos are looked at by the other two")
     (found,), (rows,) = play_on(engine, METHODS[method], bad=[[3]])
     missing = [row["missing"] for row in rows]
     assert [[(client, why) for _, _, client, why in own] for own in missing] == [[(3, "not finite")]] * 2

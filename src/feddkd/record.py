@@ -162,9 +162,13 @@ def _cut(path: Path, after: int) -> list[dict[str, Any]]:
     return kept
 
 
-def _without_nan(line: Mapping[str, Any]) -> dict[str, Any]:
+def _without_nan(value: Any) -> Any:
     """JSON has no NaN or infinity, and the loss of a run that diverged is one of them: null."""
-    return {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in line.items()}
+    if isinstance(value, dict):
+        return {key: _without_nan(own) for key, own in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(own) for own in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @dataclass(frozen=True)

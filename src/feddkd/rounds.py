@@ -77,6 +77,7 @@ class Loop:
         """A round in which no numbers go bad. Whether they did is seen at its end, by one look for all runs together; a run
         where they did plays the round again from its beginning, and every upload is looked at."""
         before = {run.index: (run.state, run.costs, self.engine.memos_of(run.index)) for run in runs}
+        decided = self.engine.facts()
         turns = self.round(runs, t)
         careful = replace(self, exchanges=replace(self.exchanges, careful=True))
         found: list[Turn] = []
@@ -84,6 +85,7 @@ class Loop:
             if not good:
                 turn.run.state, turn.run.costs, memos = before[turn.run.index]
                 self.engine.restore(turn.run.index, memos)
+                self.engine.adopt(decided)
             found += [turn] if good else careful.round([turn.run], t)
         return found
 

@@ -28,7 +28,6 @@ Strategy = Annotated[str | None, typer.Option(help="Of the batched engine: auto,
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; 1 is quickest for small networks.")]
 EveryRounds = Annotated[int | None, typer.Option(min=1, metavar="N", help="Checkpoint after every N rounds, not by the clock.")]
 EveryMinutes = Annotated[float, typer.Option(min=0, metavar="N", help="Checkpoint once so many minutes have passed.")]
-
 OnDivergence = Annotated[
     str | None, typer.Option(metavar="drop|stop|continue", help="For clients whose numbers are not finite; as --set.")
 ]
