@@ -1,6 +1,7 @@
 """Clients that drop out, come late or send numbers gone bad; rounds that end early, runs that cannot go on."""
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax, softmax
 
-from feddkd import DivergedError, Experiment, InputError, NobodyAnsweredError, parse
+from feddkd import DivergedError, Experiment, InputError, NobodyAnsweredError, parse, simulate
 from feddkd.availability import Availability, listed, tolerance
 from feddkd.cli import main
 from feddkd.data.examples import Examples
@@ -380,6 +381,16 @@ def test_a_server_whose_numbers_go_bad_by_itself_is_an_error_that_names_the_phas
         run("fedavg(batch_size=8) | server_momentum(lr=1e308)", [(100 * x, y) for x, y in clients()], network(), rounds=5)
     with pytest.raises(DivergedError, match="nobody sent finite numbers in phase 'local', step 1, in round 1"):
         run("fedavg(batch_size=8, lr=1e300)", clients(), network())
+
+
+def test_a_loss_that_is_no_number_leaves_nobody_out() -> None:
+    data, net = clients(), network()
+    huge = 1.7e308 * data[2][0].sign(), data[2][1]
+    settings: dict[str, Any] = {"model": net, "clients": data, "test": huge, "initial": net.state_dict()}
+    found, same = (simulate(method="fedavg(batch_size=8)", on_divergence=how, **settings) for how in ("drop", "continue"))
+    assert not math.isfinite(found.history[0]["test_loss"])
+    assert "missing" not in found.history[0]
+    assert distance(found.params, same.params) < 1e-12
 
 
 @pytest.mark.parametrize("bad", [[3], range(5)], ids=["a client", "a run"])

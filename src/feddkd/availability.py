@@ -48,7 +48,7 @@ class Availability(Spelled):
 
     def check(self, method: Method, clients: int) -> None:
         """A listed absence that can never come to pass is a slip of the pen."""
-        names = dict.fromkeys(phase.name for phase in method.phases if phase.client is not None and phase.at == "clients")
+        names = dict.fromkeys(phase.name for phase in method.phases if phase.asks_clients)
         for absence in self.absences:
             if absence.phase not in names:
                 raise InputError(f"availability: no clients are asked in a phase {absence.phase!r}; phases: {', '.join(names)}")

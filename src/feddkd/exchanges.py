@@ -94,7 +94,7 @@ class Exchanges:
         if self.careful:
             orders = [order._replace(cohort=(client,)) for order in orders for client in order.cohort]
         absent: dict[int, str] = {}
-        if exchange.phase.client is not None and exchange.phase.at == "clients":
+        if exchange.phase.asks_clients:
             event, clients = self.tolerance.availability.event, [client for order in orders for client in order.cohort]
             events = {client: event(turn.run.seed, turn.round, exchange, client) for client in clients}
             absent = {client: why for client, why in events.items() if why}
@@ -124,7 +124,7 @@ class Exchanges:
 
     def _sound(self, exchange: Exchange, asked: Asked, replies: Sequence[Reply], held: Mapping[int, Groups]) -> Sequence[Reply]:
         """The replies, each of one client, without those that are not finite; who sent such holds what it held before."""
-        if exchange.phase.client is None or exchange.phase.at == "server":
+        if not exchange.phase.asks_clients:
             return replies
         run, memos = asked.turn.run, self.engine.memos_of(asked.turn.run.index)
         late: dict[int, Groups] = {client: {} for client, why in asked.absent.items() if why == "late"}
@@ -149,7 +149,7 @@ class Exchanges:
         clients = [client for reply in replies for client in reply.clients] if phase.at == "clients" else list(turn.cohort)
         sizes = self.engine.sizes(run.index, "train" if phase.client is None else phase.reads.source)
         examples = [sizes[client] for client in clients]
-        if phase.client is not None and phase.at == "clients" and asked.orders:
+        if phase.asks_clients and asked.orders:
             run.costs = run.costs.after(phase, asked.orders, replies, examples, len(turn.cohort))
         if len(turn.cohort) < self.tolerance.min_clients:
             _end(exchange, turn, self.tolerance.min_clients)
