@@ -132,6 +132,10 @@ class Phase:
     opens: Callable[[Model, Groups, World], Groups] | None = None  # (model, state, world) -> groups the state begins with besides
     brings: Callable[[Model, Groups, World], Groups] | None = None  # likewise -> memo groups every client begins with
 
+    @property
+    def asks_clients(self) -> bool:
+        return self.client is not None and self.at == "clients"
+
 
 @dataclass(frozen=True)
 class Exchange:

@@ -9,6 +9,7 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch.nn.utils import get_total_norm
 
 Tensors = Mapping[str, Tensor]
 Groups = Mapping[str, Tensors]
@@ -71,3 +72,9 @@ def to(group: Tensors, device: torch.device | str, dtype: torch.dtype) -> dict[s
 def bytes_of(groups: Groups) -> int:
     """What these groups weigh on the wire, without framing."""
     return sum(tensor.numel() * tensor.element_size() for group in groups.values() for tensor in group.values())
+
+
+def is_finite(groups: Groups) -> Tensor:
+    """Whether every number is, as a tensor: one pass over all of them, and nobody waits for the device."""
+    tensors = [tensor for group in groups.values() for tensor in group.values() if tensor.is_floating_point() and tensor.numel()]
+    return get_total_norm(tensors, torch.inf).isfinite()
