@@ -62,7 +62,7 @@ MUTANTS = [
     Mutant("AMSGrad ignored", "optimisers.py", 'after["largest" if amsgrad else "second"]', 'after["second"]'),
     Mutant("last partial batch dropped", "data/batches.py", "math.ceil(examples / self.batch_size)", "max(whole, 1)"),
     Mutant("shuffled although the batch takes in everything", "data/batches.py",
-           "reads.random and len(free) > reads.batch_size", "reads.random", ("tests/test_simulate.py",)),
+           "if reads.random and count > size", "if reads.random", ("tests/test_simulate.py",)),
     Mutant("later exchanges go to the whole cohort", "exchanges.py",
            "client not in missing", "client not in set()"),
     Mutant("evaluation normalises by the test batch", "evaluate.py", 'batch.x, mode="eval"', 'batch.x, mode="batch"'),
