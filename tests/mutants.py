@@ -91,7 +91,7 @@ MUTANTS = [
     Mutant("DKD goes on though it hurts", "methods/dkd.py",
            "better = (loss < lowest) |", "better = (loss < loss + 1) |", ("tests/test_dkd.py",)),
     Mutant("examples set aside are taught all the same", "data/batches.py",
-           "free = np.setdiff1d(free, spared(reads, examples, key))", "pass", ("tests/test_batches.py", "tests/test_dkd.py")),
+           "free = None if aside is None else", "free = None if True else", ("tests/test_batches.py", "tests/test_dkd.py")),
     Mutant("late uploads count", "exchanges.py",
            "for client, why in events.items() if why}", "for client, why in events.items() if why == 'drop'}", FAULTS),
     Mutant("a client that dropped out computes all the same", "exchanges.py",
