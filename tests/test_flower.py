@@ -13,7 +13,7 @@ pytest.importorskip("flwr")
 
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 
-from feddkd import Experiment, InputError, NobodyAnsweredError, simulation
+from feddkd import ClientError, Experiment, InputError, simulation
 from feddkd.engines import Order, Reply
 from feddkd.engines.letters import bytes_in, page_record, tensor_record
 from feddkd.engines.serial import Serial
@@ -22,6 +22,7 @@ from feddkd.execute import execute
 from feddkd.flower.apps import NodeApp, serve
 from feddkd.method import Exchange
 from feddkd.prepare import prepare
+from feddkd.record import find
 from flower_double import DKD, FEDDKD, LOCAL, METHODS, NORM, SETTING, Double, apart, check_same, final, rows
 
 
@@ -201,11 +202,12 @@ def test_a_client_that_lost_what_it_keeps_for_ever_begins_anew(tmp_path: Path, c
 
 def test_nobody_answering_ends_the_run_with_the_phase_and_the_round(tmp_path: Path) -> None:
     grid = Double(NodeApp(), 3, lambda part, asked, reply: None if "distil" in asked.metadata.message_type else reply)
-    with pytest.raises(NobodyAnsweredError, match=r"'distil', step 1, in round 1"):
-        flower(tmp_path, FEDDKD, grid)
+    flower(tmp_path / "distil", FEDDKD, grid)
+    (record,) = find(tmp_path / "distil", begun=True)
+    assert "nobody answered phase 'distil', step 1, in round 1" in record.manifest["ended"]
     grid = Double(NodeApp(), 3, lambda part, asked, reply: None if asked.metadata.message_type == "evaluate" else reply)
-    with pytest.raises(NobodyAnsweredError, match="evaluation on test"):
-        flower(tmp_path, f"fedbn({LOCAL})", grid, **NORM)
+    with pytest.raises(ClientError, match="nobody answered the evaluation on test"):
+        flower(tmp_path / "evaluation", f"fedbn({LOCAL})", grid, **NORM)
 
 
 def test_an_answer_that_comes_twice_counts_once(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 from feddkd.data.batches import Reads, Source
 from feddkd.data.federation import SERVER
 from feddkd.engines import Engine, Order
-from feddkd.errors import NobodyAnsweredError
+from feddkd.errors import ClientError
 from feddkd.method import Batch, Collect, Exchange, Fold, Method, Phase, own_model
 from feddkd.models import Model
 from feddkd.objectives import cross_entropy
@@ -48,7 +48,7 @@ def measure(engine: Engine, states: Sequence[tuple[int, Groups]], protocol: Prot
         orders.append(Order(run, sent, cohort, ("evaluate",)))
     replies = engine.exchange(Exchange(PHASES[source]), orders)
     if not all(reply.clients for reply in replies):
-        raise NobodyAnsweredError(f"nobody answered the evaluation on {source} examples")
+        raise ClientError(f"nobody answered the evaluation on {source} examples")
     return [_summary(reply.collected["tally"], protocol) for reply in replies]
 
 

@@ -17,8 +17,6 @@ from feddkd.experiment import Experiment, load
 from feddkd.session import Every
 
 if TYPE_CHECKING:
-    from flwr.serverapp import Grid
-
     from feddkd.flower.superlink import Superlink
 
 flower_app = typer.Typer(no_args_is_help=True, help="Experiments on a federation of Flower nodes (needs feddkd[flower]).")
@@ -60,7 +58,7 @@ def up(
 
 def _run(
     link: "Superlink", experiments: list[Experiment], out: Path, data: Path | None, deadline: float, join: float, every: Every,
-    fresh: bool, as_json: bool, wait: "Callable[[Grid, float], None]" = lambda grid, seconds: None,
+    fresh: bool, as_json: bool, wait: Callable[[Any, float], None] = lambda grid, seconds: None,
 ) -> None:  # fmt: skip
     """One experiment after another, each a Flower run of its own."""
 
@@ -94,7 +92,7 @@ def run_on_ray(
         watch_all(experiments, places, [[at] for at in range(len(experiments))], do, as_json)
 
 
-def _perform(experiment: Experiment, grid: "Grid", options: dict[str, float], **told: Any) -> list[dict[str, Any]]:
+def _perform(experiment: Experiment, grid: Any, options: dict[str, float], **told: Any) -> list[dict[str, Any]]:
     return execute([experiment], engine="flower", options={"grid": grid, "experiment": experiment.as_dict(), **options}, **told)
 
 

@@ -128,8 +128,9 @@ class Flower:
                 self.held.pop(client, None)
             raise WireError("it has lost what it kept (restarted?); it sits this round out and begins anew in the next")
         upload = unpack(bytes_in(message.content), self.most)
-        check(upload, pattern)
-        if exchange.retain is not None:
+        training = exchange.retain is not None
+        check(upload, pattern, finite=training)  # a loss that is no number is still the answer of an evaluation
+        if training:
             self.held[client] = str(page["held"])
         return upload
 

@@ -11,6 +11,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from feddkd.engines.letters import Shelf, bound, bytes_in, page_of, page_record, tensor_record
+from feddkd.errors import RunError
 from feddkd.execute import execute
 from feddkd.experiment import expand
 from feddkd.flower.desk import Load, Own, introduce, respond
@@ -50,7 +51,9 @@ server = ServerApp()
 @server.main()
 def main(grid: Grid, context: Context) -> None:
     bound(grid, PATIENCE)
-    serve(grid, context.run_config)
+    for summary in serve(grid, context.run_config):
+        if "ended" in summary:
+            raise RunError(summary["ended"])
 
 
 def serve(grid: Grid, config: Any) -> list[dict[str, Any]]:
