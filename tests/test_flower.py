@@ -185,6 +185,17 @@ def test_a_restarted_node_is_not_trusted_in_its_round_and_back_in_the_next(
     assert mine == ["query.info", "train.local", "train.distil", "train.local", "train.distil", "train.distil"]
 
 
+def test_a_node_that_fell_out_and_was_restarted_meanwhile_is_back_in_the_next_round(tmp_path: Path) -> None:
+    def die(asked: Message, reply: Message) -> None:
+        grid.after = lambda: grid.restart(0)
+
+    grid = spoiling(die, 0, (1, 1, 1))
+    flower(tmp_path, FEDDKD, grid)
+    mine = [kind for part, kind in grid.traffic if part == 0]
+    assert mine == ["query.info", "train.local", "train.distil", "train.local", "train.distil", "train.distil"]
+    assert "missing" not in rows(tmp_path)[1]
+
+
 def test_a_client_that_lost_what_it_keeps_for_ever_begins_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """FedBN's own layers: lost with the node, drawn again as every client's were in the beginning."""
 

@@ -21,7 +21,7 @@ from feddkd.data.federation import SERVER, Federation
 from feddkd.engines import Order, Reply
 from feddkd.engines.letters import Letter, Page, Post, action, bytes_in, page_of, page_record, tensor_record
 from feddkd.engines.serial import Serial, answer, gather, retained, seeded
-from feddkd.engines.wire import MOST, WireError, check, pack, unpack
+from feddkd.engines.wire import FIRST, MOST, NOTHING, WireError, check, pack, unpack
 from feddkd.errors import InputError
 from feddkd.method import Exchange
 from feddkd.models import Model
@@ -55,6 +55,7 @@ class Flower:
             raise InputError("engine 'flower' takes one run at a time")
         self._server = Serial(self.model, self.federations, self.first_memos, self.dtype)
         self._post = Post(self.grid, self.poll)
+        self._round: str | int = 0
         self._memo = self.first_memos[0]  # as a client's would look at present: for its names, shapes and types
 
     # --- what an engine is asked
@@ -85,6 +86,7 @@ class Flower:
         if all(order.cohort == (SERVER,) for order in orders):
             return self._server.exchange(exchange, orders)
         self._gather_clients()
+        self._begin_round(orders[0])
         pattern = self._pattern(exchange, orders[0])
         answers: list[dict[int, Groups]] = [{} for _ in orders]
         for letter, message in self._post.converse(list(self._letters(exchange, orders)), self.deadline):
@@ -95,6 +97,13 @@ class Flower:
         return [self._reply(exchange, order, own) for order, own in zip(orders, answers, strict=True)]
 
     # --- one exchange
+
+    def _begin_round(self, order: Order) -> None:
+        """Where clients keep nothing from round to round, whoever fell out of the last one has nothing to be asked for."""
+        if isinstance(order.key[0], int) and order.key[1] != self._round:  # else it is an evaluation
+            self._round = order.key[1]
+            if not self._memo:
+                self.held = dict.fromkeys(self.held, NOTHING)
 
     def _letters(self, exchange: Exchange, orders: Sequence[Order]) -> Iterator[Letter]:
         online = self._post.online()
@@ -112,7 +121,7 @@ class Flower:
     def _page(self, exchange: Exchange, order: Order, client: int) -> Page:
         retain = None if exchange.retain is None else sorted(exchange.retain)
         told: Page = {"client": client, "key": order.key, "source": exchange.phase.reads.source}
-        return {**self._subject(), **told, "retain": retain, "expects": self.held.get(client, "")}
+        return {**self._subject(), **told, "retain": retain, "expects": self.held.get(client, FIRST)}
 
     def _subject(self) -> Page:
         """The experiment, and what a node that brings its own data must know of the federation's."""
@@ -192,7 +201,7 @@ class Flower:
                 raise InputError(f"two nodes stand for client {client}; every node needs a partition-id of its own")
             self._nodes[client] = node
             self._counts[client] = {str(source): int(count) for source, count in own["counts"].items()}
-            if self.held.get(client, "") not in ("", *own["held"]):
+            if self.held.get(client, FIRST) not in (FIRST, *own["held"]):
                 log.warning("client %s no longer holds what it kept; it begins anew", client)
                 del self.held[client]
 

@@ -12,6 +12,7 @@ from safetensors.torch import load, save
 
 from feddkd.params import Groups, Tensors
 
+FIRST, NOTHING = "", "nothing"  # tags: what a client begins with; nothing at all
 MOST = 1 << 30  # bytes of tensors in one message, unless said
 
 

@@ -21,7 +21,7 @@ from feddkd.data.examples import examples
 from feddkd.data.federation import Federation
 from feddkd.data.transforms import transform
 from feddkd.engines.serial import answer, retained, seeded
-from feddkd.engines.wire import WireError, pack, unpack
+from feddkd.engines.wire import FIRST, NOTHING, WireError, pack, unpack
 from feddkd.errors import InputError
 from feddkd.experiment import Experiment
 from feddkd.keys import Key
@@ -34,7 +34,6 @@ from feddkd.simulation import DTYPES, begin
 Page = dict[str, Any]
 Kept = dict[str, bytes]  # tag -> groups
 Load = Callable[[Any], Any]  # Flower's context -> (x, y) or (x, y, x_test, y_test): a client's own examples
-FIRST, NOTHING = "", "nothing"  # tags of a client that has not begun, and of one that holds nothing
 
 
 @dataclass(frozen=True)
