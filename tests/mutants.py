@@ -17,6 +17,7 @@ ROOT = Path(__file__).parent.parent
 MATHEMATICS = ("tests/test_laws.py", "tests/test_reference.py")
 DRIFT = "tests/test_methods_drift.py"
 FAULTS = ("tests/test_faults.py",)
+FLOWER = ("tests/test_flower.py",)
 
 
 class Mutant(NamedTuple):
@@ -105,6 +106,15 @@ MUTANTS = [
            "self._changed |= {(own, client)", "_ = {(own, client)", FAULTS),
     Mutant("a checkpoint without the clients' memos", "checkpoint.py",
            "for client, memo in snapshot.memos.items()}", "for client, memo in ()}", ("tests/test_resume.py",)),
+    Mutant("a node forgets at once what it held before", "flower/desk.py",
+           "now = {name: held[name] for name in (expected,) if name in held}", "now: Kept = {}", FLOWER),
+    Mutant("a node takes what it finds for what it should hold", "flower/desk.py",
+           "if expected not in (FIRST, NOTHING, *held):",
+           "if expected not in held:\n        expected = FIRST\n    if False:", FLOWER),
+    Mutant("uploads over the wire are not looked at", "engines/flower.py",
+           "check(upload, pattern, finite=training)", "None", FLOWER),
+    Mutant("a client that has not begun holds nothing", "engines/flower.py",
+           "self.held.get(client, FIRST)}", "self.held.get(client, FIRST) or NOTHING}", FLOWER),
 ]  # fmt: skip
 
 

@@ -17,7 +17,7 @@ import torch
 
 from feddkd import diagnostics, evaluate
 from feddkd.data.batches import Source
-from feddkd.data.examples import examples
+from feddkd.data.examples import Examples, examples
 from feddkd.data.federation import Federation
 from feddkd.data.transforms import transform
 from feddkd.engines.serial import answer, retained, seeded
@@ -59,26 +59,26 @@ class Own:
         if len(clients) != 1:
             raise InputError(f"a node with examples of its own is one client; this one stands for {len(clients)}")
         x, y, *test = self.load(self.context)
-        train = examples((x, y))
-        tests = examples(tuple(test)) if test else None
-        _check_facts(train.x, train.y, facts)
-        nobody, count = np.arange(0), len(train)
-        every = [train.x] if tests is None else [train.x, tests.x]
-        labels = [train.y] if tests is None else [train.y, tests.y]
-        own_test = nobody if tests is None else np.arange(count, count + len(tests))
-        holds = [np.arange(count) if client in clients else nobody for client in range(experiment.clients)]
+        held = [examples((x, y)), *([examples(tuple(test))] if test else [])]
+        for part in held:
+            _check_facts(part, facts)
+        cut, end, nobody = len(held[0]), sum(map(len, held)), np.arange(0)
+        mine, tests = ([own if k in clients else nobody for k in range(experiment.clients)]
+                       for own in (np.arange(cut), np.arange(cut, end)))  # fmt: skip
         return Federation(
-            x=torch.cat(every), y=torch.cat(labels), classes=facts["classes"],
-            transform=transform(experiment.transform_text, facts["scale"]), train=tuple(holds),
-            own_test=tuple(own_test if len(own) else nobody for own in holds), validation=nobody, test=nobody,
+            x=torch.cat([part.x for part in held]), y=torch.cat([part.y for part in held]), classes=facts["classes"],
+            transform=transform(experiment.transform_text, facts["scale"]), train=tuple(mine), own_test=tuple(tests),
+            validation=nobody, test=nobody,
         )  # fmt: skip
 
 
-def _check_facts(x: torch.Tensor, y: torch.Tensor, facts: Mapping[str, Any]) -> None:
-    if list(x.shape[1:]) != list(facts["shape"]):
-        raise InputError(f"the examples here are of shape {tuple(x.shape[1:])}, and the federation's {tuple(facts['shape'])}")
-    if int(y.max()) >= facts["classes"]:
-        raise InputError(f"labels here go up to {int(y.max())}, and the federation has {facts['classes']} classes")
+def _check_facts(part: Examples, facts: Mapping[str, Any]) -> None:
+    if list(part.x.shape[1:]) != list(facts["shape"]):
+        raise InputError(
+            f"the examples here are of shape {tuple(part.x.shape[1:])}, and the federation's {tuple(facts['shape'])}"
+        )
+    if int(part.y.max()) >= facts["classes"]:
+        raise InputError(f"labels here go up to {int(part.y.max())}, and the federation has {facts['classes']} classes")
 
 
 @dataclass(frozen=True)
