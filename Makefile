@@ -28,7 +28,7 @@ test: $(DONE) ## everything CI runs: format, lint, types, tests
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
-federation: $(DONE) ## Flower for real, the long tests: nodes killed in each phase, restarts, strangers, plain Flower, Ray
+federation: $(DONE) ## Flower for real, the long tests: nodes killed in each phase, restarts, strangers, plain Flower, Ray (where it is installed)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m federation tests/test_deployment.py
 
 methods-docs: $(DONE) ## write docs/methods from the methods' own files

@@ -26,7 +26,8 @@ from feddkd.flower.deployment import Deployment, deployed
 from feddkd.flower.processes import Processes, free_port
 from feddkd.flower.template import FILES
 from feddkd.rounds import Row
-from flower_double import FEDDKD, SETTING, apart, check_same, final, rows
+from feddkd.session import Every
+from flower_double import DKD, FEDDKD, LOCAL, NORM, SETTING, apart, check_same, final, rows
 from test_processes import alive, gone
 
 pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # Flower's own
@@ -57,7 +58,8 @@ def run(
     with deployment.link.run() as grid:
         deployment.wait(grid, 60)
         options = {"grid": Watched(grid, on_push), "experiment": experiment.as_dict(), "deadline": deadline, "join": 60.0}
-        execute([experiment], out=folder, engine="flower", options=options, on_row=lambda index, row: on_round(row))
+        told = {"options": options, "every": Every(rounds=1), "on_row": lambda index, row: on_round(row)}
+        execute([experiment], out=folder, engine="flower", **told)
 
 
 def uploaded(folder: Path) -> list[int]:
@@ -139,6 +141,29 @@ def test_a_superlink_that_is_gone_ends_the_run_and_the_server_resumes_with_anoth
         assert time.monotonic() - begun < 120
     with deployed(2) as second:
         run(second, tmp_path / "flower", rounds=3)
+    check_same(tmp_path / "serial", tmp_path / "flower")
+
+
+class Cut(Exception):  # noqa: N818  # nothing went wrong
+    pass
+
+
+@pytest.mark.federation
+def test_a_server_that_resumes_finds_what_its_nodes_keep(tmp_path: Path) -> None:
+    """FedBN's own layers outlive a run of Flower's, since the node does."""
+    method = f"fedbn({LOCAL}) | {DKD}"
+    execute([Experiment(**{**TWO, **NORM, "method": method})], out=tmp_path / "serial", engine="serial")
+    pushed: list[str] = []
+
+    def on_push(sent: str) -> None:
+        pushed.append(sent)
+        if pushed.count("train.local") == 2:
+            raise Cut
+
+    with deployed(2) as deployment:
+        with pytest.raises(Cut):
+            run(deployment, tmp_path / "flower", on_push=on_push, method=method, **NORM)
+        run(deployment, tmp_path / "flower", method=method, **NORM)
     check_same(tmp_path / "serial", tmp_path / "flower")
 
 

@@ -1,13 +1,14 @@
 """A SuperNode and its clients in one process that stays.
 
 Flower starts a process for every message: seconds of imports for milliseconds of work. Here the SuperNode is Flower's own, but
-whenever it would sleep it looks for a task and does it on the spot, with network and data still in memory. And no code that a
-server sends is run: the app is this package's, the data loader the operator's.
+whenever it would sleep it looks for a task, which a thread does on the spot, with network and data still in memory. And no code
+that a server sends is run: the app is this package's, the data loader the operator's.
 """
 
 import logging
 import secrets
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import closing
@@ -16,7 +17,7 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import httpx
-from flwr.app import Error, Message
+from flwr.app import Error, Message, RecordDict
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
 from flwr.supercore.constant import TaskType
 from flwr.supercore.heartbeat import HeartbeatSender
@@ -32,7 +33,7 @@ from feddkd.flower.desk import Load
 
 log = logging.getLogger(__name__)
 
-QUICKEST, SLOWEST = 0.1, 3.0  # seconds between two looks for a message
+QUICKEST, SLOWEST = 0.05, 3.0  # seconds between two looks for a message
 
 
 class Worker:
@@ -45,33 +46,35 @@ class Worker:
         )
         self._door = self._client(sign)
         self._busy = time.monotonic()  # when there was something to do
+        self._kept = RecordDict()  # Flower begins every run with nothing; a server that resumes begins a new one
 
     def sleep(self, seconds: float) -> None:
-        """In place of the SuperNode's sleep: work, or a nap that is short as long as there was work of late."""
-        if self.work():
-            self._busy = time.monotonic()
-        else:
-            time.sleep(min(seconds, max(QUICKEST, (time.monotonic() - self._busy) / 100), SLOWEST))
-
-    def work(self) -> bool:
-        """One task, if there is one."""
+        """In place of the SuperNode's sleep: look for a task, then nap; the nap is short as long as there was work of late."""
         given = self._door.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
-        if not given.token:
-            return False
-        with closing(self._client(RuntimeTokenHttpInterceptor(given.token))) as desk:
+        if given.token:
+            self._busy = time.monotonic()
+            # a thread, since tasks of a run that ended meanwhile wait for ever for what never comes
+            threading.Thread(target=self._work, args=(given.token,), daemon=True).start()
+        time.sleep(min(seconds, max(QUICKEST, (time.monotonic() - self._busy) / 100), SLOWEST))
+
+    def _work(self, token: str) -> None:
+        with closing(self._client(RuntimeTokenHttpInterceptor(token))) as desk:
             heart = HeartbeatSender(lambda: beat(desk))
             heart.start()
             try:
                 self._answer(desk)
+            except Exception as error:  # Flower gives the task up when its time is over
+                log.warning("a task could not be done: %s", error)
             finally:
                 heart.stop()
-        return True
 
     def _answer(self, desk: RuntimeHttpClient) -> None:
         message, context, _, _ = pull_task_input(desk)
         status, why = "completed", ""
+        context.state = context.state or self._kept
         try:
             reply = self._app(message, context)
+            self._kept = context.state
         except Exception as error:
             log.warning("%s", error, exc_info=True)
             status, why = "failed", f"{type(error).__name__}: {error}"
