@@ -58,7 +58,7 @@ def run(
     with deployment.link.run() as grid:
         deployment.wait(grid, 60)
         options = {"grid": Watched(grid, on_push), "experiment": experiment.as_dict(), "deadline": deadline, "join": 60.0}
-        told = {"options": options, "every": Every(rounds=1), "on_row": lambda index, row: on_round(row)}
+        told: dict[str, Any] = {"options": options, "every": Every(rounds=1), "on_row": lambda index, row: on_round(row)}
         execute([experiment], out=folder, engine="flower", **told)
 
 
