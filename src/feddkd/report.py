@@ -13,16 +13,31 @@ from feddkd.summary import mean_and_std, summarise, to_target
 
 def table(records: Sequence[Record]) -> Table:
     """Accuracy by protocol, the gain of the last phases over the plain average, and what the target cost."""
-    target = next((r.manifest["experiment"]["target"] for r in records if "target" in r.manifest["experiment"]), None)
-    groups = families(records)
     page = Table(title="Test accuracy in %", box=SIMPLE_HEAD, padding=0, show_edge=False)
-    page.caption, page.caption_justify = _caption(records, target), "left"
-    page.add_column("method", overflow="fold", min_width=13)
-    for heading in ("best", "last", "average", *(("n",) if target is None else ("hit", "rounds", "comms", "steps", "MB"))):
+    page.caption, page.caption_justify = "\n".join(caption(records)), "left"
+    (method, *headings), lines = grid(records)
+    page.add_column(method, overflow="fold", min_width=13)
+    for heading in headings:
         page.add_column(heading, justify="right", no_wrap=True)
-    for label, group in zip(labels(groups), groups, strict=True):
-        page.add_row(label, *_accuracies(group), *([str(len(group))] if target is None else _price(group, target)))
+    for line in lines:
+        page.add_row(*line)
     return page
+
+
+def grid(records: Sequence[Record]) -> tuple[list[str], list[list[str]]]:
+    """The table's headings and lines."""
+    target, groups = target_of(records), families(records)
+    more = ["n"] if target is None else ["hit", "rounds", "comms", "steps", "MB"]
+    lines = [
+        [label, *_accuracies(group), *([str(len(group))] if target is None else _price(group, target))]
+        for label, group in zip(labels(groups), groups, strict=True)
+    ]
+    return ["method", "best", "last", "average", *more], lines
+
+
+def target_of(records: Sequence[Record]) -> float | None:
+    """The accuracy whose price is told: that of the first run that names one."""
+    return next((r.manifest["experiment"]["target"] for r in records if "target" in r.manifest["experiment"]), None)
 
 
 def families(records: Sequence[Record]) -> list[list[Record]]:
@@ -62,8 +77,9 @@ def labels(groups: list[list[Record]]) -> list[str]:
     return [next((t[at] for t in tries if t.count(t[at]) == 1), whole[at]) for at in range(len(groups))]
 
 
-def _caption(records: Sequence[Record], target: float | None) -> str:
+def caption(records: Sequence[Record]) -> list[str]:
     """What the columns mean; no number without its protocol."""
+    target = target_of(records)
     protocols = sorted({record.manifest["protocol"]["test_accuracy"] for record in records})
     selections = sorted({summarise(record.history)["selection"] for record in records})
     lines = [
@@ -74,7 +90,7 @@ def _caption(records: Sequence[Record], target: float | None) -> str:
         lines.append(f"hit: seeds that reached {100 * target:g} %, and what that cost them on average")
     if unfinished := sum(not record.finished for record in records):
         lines.append(f"unfinished, and taken as they stand: {unfinished} of {len(records)} runs")
-    return "\n".join(lines)
+    return lines
 
 
 def _accuracies(group: list[Record]) -> list[str]:

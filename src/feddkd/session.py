@@ -12,11 +12,13 @@ import torch
 
 from feddkd import checkpoint
 from feddkd.checkpoint import Snapshot, Writer
+from feddkd.engines import Engine
+from feddkd.evaluate import confusions
 from feddkd.experiment import Experiment
 from feddkd.halt import Halt, Halted
 from feddkd.prepare import Prepared, prepare
 from feddkd.record import Recorder, describe
-from feddkd.rounds import Row
+from feddkd.rounds import Row, Run
 from feddkd.simulation import DTYPES, Result, find_device, simulate_runs
 from feddkd.summary import summarise
 
@@ -98,6 +100,7 @@ class Session:
                     rounds=first.rounds, cohort=first.cohort, protocol=first.protocol, engine=engine, device=device,
                     dtype=DTYPES[first.dtype], options=options, diagnostics=first.diagnostics, resume=self.snapshots,
                     on_round=lambda rows, snapshots: self._after(rows, snapshots, halt, on_row),
+                    on_end=lambda engine, runs: self._count(prepared, engine, runs),
                 )  # fmt: skip
             self.writer.wait()
             return [
@@ -120,6 +123,7 @@ class Session:
             else:
                 recorder.begin(manifest)
                 self.histories.append([])
+            recorder.keep("partition.json", {"classes": ready.data.labels, "counts": ready.federation.held.tolist()})
 
     def _after(
         self, rows: list[Row], snapshots: Callable[[], list[Snapshot]], halt: Halt, on_row: Callable[[int, Row], None]
@@ -138,6 +142,13 @@ class Session:
         if more and halt.asked:
             self.writer.wait()
             raise Halted(f"stopped after round {t}; the same command goes on from there", halt.asked)
+
+    def _count(self, prepared: Sequence[Prepared], engine: Engine, runs: Sequence[Run]) -> None:
+        """The final models' confusion matrices."""
+        states = [(run.index, run.state) for run in runs]
+        found = confusions(engine, states, self.experiments[0].protocol, prepared[0].data.classes)
+        for ready, recorder, counts in zip(prepared, self.recorders, found, strict=True):
+            recorder.keep("confusion.json", {"classes": ready.data.labels, "counts": counts})
 
     def _save(self, snapshots: Sequence[Snapshot]) -> None:
         for experiment, recorder, snapshot in zip(self.experiments, self.recorders, snapshots, strict=True):
