@@ -28,9 +28,18 @@ class Page:
         self.driver.get(path.resolve().as_uri())
         return self.drawn()
 
+    def open_blank(self) -> None:
+        """So that what comes next does not wait for the browser itself."""
+        self.driver.get("data:text/html,<title>blank</title>")
+
     def drawn(self) -> "Page":
         """Wait for all charts."""
         WebDriverWait(self.driver, 30).until(lambda _: self.run("return document.documentElement.dataset.drawn") == "all")
+        return self
+
+    def settle(self) -> "Page":
+        """Wait until what has changed is drawn again."""
+        self.driver.execute_async_script("setTimeout(arguments[0], 300)")
         return self
 
     def run(self, script: str, *arguments: Any) -> Any:

@@ -13,7 +13,7 @@ SOURCE = ROOT / "src" / "feddkd"
 
 # Imports go one way: a room may use those on the lines above it, and its neighbours on its own line.
 FLOORS = [
-    ["errors", "version", "halt"],
+    ["errors", "version", "halt", "grids", "heterogeneity"],
     ["spelling", "keys", "params", "lock", "schedules"],
     ["data", "models"],
     ["method"],
@@ -27,10 +27,10 @@ FLOORS = [
     ["summary", "significance", "simulation", "testing"],
     ["experiment"],
     ["record"],
-    ["prepare", "report", "bench", "papers"],
+    ["prepare", "report", "bands", "bench", "papers"],
     ["session"],
     ["execute"],
-    ["figure"],
+    ["figure", "page", "plates"],
     ["__init__"],
     ["commands"],
     ["cli"],

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from feddkd.record import Record
 from feddkd.rounds import Row
 
+Quantity = Callable[[Row], float | None]
 Numbers = npt.NDArray[np.float64]
 AXES = {  # what a curve can be drawn against
     "round": "rounds",
@@ -31,14 +32,14 @@ class Band(NamedTuple):
     std: Numbers  # population standard deviation
 
 
-def band(group: Sequence[Record], quantity: Callable[[Row], float | None]) -> Band | None:
+def band(group: Sequence[Record], quantity: Quantity) -> Band | None:
     """None where it was never recorded; NaN in a round where it was not, or was not finite (null in the record)."""
     rounds = min(len(record.history) for record in group)
     found = np.array([[_value(quantity, row) for row in record.history[:rounds]] for record in group], dtype=np.float64)
     return None if np.isnan(found).all() else Band(found.mean(0), found.std(0))
 
 
-def _value(quantity: Callable[[Row], float | None], row: Row) -> float | None:
+def _value(quantity: Quantity, row: Row) -> float | None:
     try:
         return quantity(row)
     except KeyError:
@@ -64,6 +65,6 @@ def gain(row: Row) -> float:
     return 100 * float(row["test_accuracy"] - row["average_test_accuracy"])
 
 
-def theory(name: str) -> Callable[[Row], float | None]:
+def theory(name: str) -> Quantity:
     """A quantity of the paper's theory, where the run logs them."""
     return lambda row: row["diagnostics"][name]

@@ -11,15 +11,14 @@ from feddkd.commands.bench import bench
 from feddkd.commands.data import data_app
 from feddkd.commands.methods import methods
 from feddkd.commands.paper import paper_app
+from feddkd.commands.report import report
 from feddkd.commands.running import Device, Engine, EveryMinutes, EveryRounds, Precision, Strategy, Threads, run_all
 from feddkd.commands.terminal import AsJson, DataDir, File, Settings
 from feddkd.commands.terminal import console as _console
 from feddkd.errors import ClientError, InputError, NobodyAnsweredError
 from feddkd.experiment import load
-from feddkd.figure import curves
 from feddkd.halt import Halted
 from feddkd.record import find
-from feddkd.report import table
 from feddkd.version import __version__
 
 app = typer.Typer(
@@ -133,18 +132,7 @@ def resume(
     )  # fmt: skip
 
 
-@app.command()
-def report(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of runs.")] = Path("runs"),
-    figure: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the accuracy curves, too: .png, .svg, .pdf.")] = None,
-) -> None:
-    """A table of all runs under a folder: mean and standard deviation over seeds, and what a target accuracy cost."""
-    records = find(folder)
-    _console().print(table(records))
-    if figure is not None:
-        curves(records, figure)
-
-
+app.command()(report)
 app.command()(methods)
 app.command()(bench)
 

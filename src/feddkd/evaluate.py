@@ -78,7 +78,7 @@ def _summary(tally: Tensors, protocol: Protocol) -> Measured:
 
 def _start(model: Model, sent: Groups, memo: Groups, names: Sequence[str] = TALLIES, shape: Sequence[int] = ()) -> Groups:
     params, buffers = own_model(model, sent, memo)
-    zeros = torch.zeros(*shape, dtype=torch.float64, device=next(iter(params.values())).device)
+    zeros = torch.zeros(tuple(shape), dtype=torch.float64, device=next(iter(params.values())).device)
     return {"params": params, "buffers": buffers, "tally": dict.fromkeys(names, zeros)}
 
 

@@ -2,12 +2,14 @@
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from feddkd.data.batches import Indices
-from feddkd.record import Record
+from feddkd.record import Counts, Record
 from feddkd.summary import mean_and_std, summarise, to_target
 
 
@@ -28,11 +30,20 @@ def grid(records: Sequence[Record]) -> tuple[list[str], list[list[str]]]:
     """The table's headings and lines."""
     target, groups = target_of(records), families(records)
     more = ["n"] if target is None else ["hit", "rounds", "comms", "steps", "MB"]
-    lines = [
-        [label, *_accuracies(group), *([str(len(group))] if target is None else _price(group, target))]
-        for label, group in zip(labels(groups), groups, strict=True)
-    ]
+    lines = [[label, *_cells(group, target)] for label, group in zip(labels(groups), groups, strict=True)]
     return ["method", "best", "last", "average", *more], lines
+
+
+def as_json(records: Sequence[Record]) -> dict[str, Any]:
+    """The table's numbers: shares, not percents."""
+    target, groups = target_of(records), families(records)
+    lines = [
+        {"method": label, "family": group[0].manifest["family"], "seeds": [r.manifest["canonical"]["seed"] for r in group],
+         "test_accuracy": {name: _told(values) for name, values in accuracies(group).items()},
+         "to_target": None if target is None else {name: _told(values) for name, values in prices(group, target).items()}}
+        for label, group in zip(labels(groups), groups, strict=True)
+    ]  # fmt: skip
+    return {"target": target, "methods": lines}
 
 
 def target_of(records: Sequence[Record]) -> float | None:
@@ -65,6 +76,12 @@ def drawing(held: Indices, classes: Sequence[str], width: int) -> Table:
     return page
 
 
+def confused(group: Sequence[Record]) -> Counts | None:
+    """The confusion matrices of a family's final models together; None where no record has one."""
+    known = [record.confusion for record in group if record.confusion is not None]
+    return Counts(known[0].classes, np.sum([one.counts for one in known], axis=0).tolist()) if known else None
+
+
 def labels(groups: list[list[Record]]) -> list[str]:
     """A name of the user's, or the method by its names alone; with more, where that would not tell two lines apart."""
     manifests = [group[0].manifest for group in groups]
@@ -93,23 +110,38 @@ def caption(records: Sequence[Record]) -> list[str]:
     return lines
 
 
-def _accuracies(group: list[Record]) -> list[str]:
-    summaries = [summarise(record.history) for record in group]
-    averages = [record.history[-1]["average_test_accuracy"] for record in group if "average_test_accuracy" in record.history[-1]]
-    return [
-        _percent([summary["test_accuracy"] for summary in summaries]),
-        _percent([summary["final_test_accuracy"] for summary in summaries]),
-        _percent(averages) if averages else "-",
-    ]
+def accuracies(group: Sequence[Record]) -> dict[str, list[float]]:
+    """Seed by seed: at the best validation round, at the end, and at the end before DKD, where that is something else."""
+    summaries, ends = [summarise(record.history) for record in group], [record.history[-1] for record in group]
+    return {
+        "best": [summary["test_accuracy"] for summary in summaries],
+        "last": [summary["final_test_accuracy"] for summary in summaries],
+        "average": [row["average_test_accuracy"] for row in ends if "average_test_accuracy" in row],
+    }
 
 
-def _price(group: list[Record], target: float) -> list[str]:
-    """What the target cost, on average over the seeds that reached it."""
+def prices(group: Sequence[Record], target: float) -> dict[str, list[float]]:
+    """What the target cost the seeds that reached it."""
     reached = [cost for record in group if (cost := to_target(record.history, target))]
-    megabytes = [(cost["bytes_up"] + cost["bytes_down"]) / 1e6 for cost in reached]
-    costs = [[cost[name] for cost in reached] for name in ("round", "communications", "local_steps")]
-    means = [_short(mean_and_std(values)[0]) if values else "-" for values in (*costs, megabytes)]
-    return [f"{len(reached)}/{len(group)}", *means]
+    return {
+        "rounds": [cost["round"] for cost in reached],
+        "comms": [cost["communications"] for cost in reached],
+        "steps": [cost["local_steps"] for cost in reached],
+        "MB": [(cost["bytes_up"] + cost["bytes_down"]) / 1e6 for cost in reached],
+    }
+
+
+def _cells(group: Sequence[Record], target: float | None) -> list[str]:
+    found = [_percent(values) if values else "-" for values in accuracies(group).values()]
+    if target is None:
+        return [*found, str(len(group))]
+    price = prices(group, target)
+    means = [_short(mean_and_std(values)[0]) if values else "-" for values in price.values()]
+    return [*found, f"{len(price['rounds'])}/{len(group)}", *means]
+
+
+def _told(values: list[float]) -> dict[str, float] | None:
+    return {"n": len(values), **dict(zip(("mean", "std"), mean_and_std(values), strict=True))} if values else None
 
 
 def _short(value: float) -> str:

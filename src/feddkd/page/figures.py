@@ -9,10 +9,10 @@ import numpy as np
 from feddkd import bands
 from feddkd.heterogeneity import heterogeneity
 from feddkd.record import Counts, Record
-from feddkd.report import families, labels
+from feddkd.report import confused, families, labels
 from feddkd.rounds import Row
 
-CELLS = 6000  # of a picture of clients x rounds: rounds are left out beyond it
+CELLS = 2000  # of a picture of clients x rounds: rounds are left out beyond it
 CLIENTS = 200  # of a picture of clients x classes
 THEORY = {
     "L2": "L2' after DKD: the clients' models against the shared one",
@@ -32,17 +32,17 @@ BY_CLIENT: dict[str, Callable[[Row], dict[int, float | None]]] = {
 
 def figures(records: Sequence[Record]) -> dict[str, Any]:
     groups = families(records)
-    names = labels(groups)
-    methods = [{"label": label, "seeds": len(group), **_curves(group)} for label, group in zip(names, groups, strict=True)]
+    named = list(zip(labels(groups), groups, strict=True))
+    methods = [{"label": label, "seeds": len(group), **_curves(group)} for label, group in named]
     targets = {record.manifest["experiment"].get("target") for record in records} - {None}
     return {
         "methods": methods,
         "axes": {axis: title for axis, title in bands.AXES.items() if all(axis in method["x"] for method in methods)},
         "targets": sorted(100 * target for target in targets),
         "theory": {name: title for name, title in THEORY.items() if any(name in method for method in methods)},
-        "clients": [found for label, group in zip(names, groups, strict=True) if (found := _by_client(label, group[0]))],
+        "clients": [found for label, group in named if (found := _by_client(label, group[0]))],
         "partitions": _partitions(records),
-        "confusions": [found for label, group in zip(names, groups, strict=True) if (found := _confusion(label, group))],
+        "confusions": [{"label": label, **counts._asdict()} for label, group in named if (counts := confused(group))],
     }
 
 
@@ -99,15 +99,6 @@ def _partition(record: Record, held: Counts) -> dict[str, Any]:
         "clients": len(held.counts),
         "figures": {name: float(f"{value:.3g}") for name, value in heterogeneity(held.counts).items()},
     }
-
-
-def _confusion(label: str, group: Sequence[Record]) -> dict[str, Any] | None:
-    """The final models of all seeds together."""
-    known = [record.confusion for record in group if record.confusion is not None]
-    if not known:
-        return None
-    counts = np.sum([one.counts for one in known], axis=0)
-    return {"label": label, "seeds": len(known), "classes": known[0].classes, "counts": counts.tolist()}
 
 
 def _numbers(values: Iterable[float | None], digits: int = 5) -> list[float | int | None]:

@@ -4,7 +4,7 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const by = (id) => document.getElementById(id);
 const chosen = (id) => (by(id) ? Number(by(id).value) : 0);
 const hidden = new Set();
-const PRINTED = 680; // px: what fits on a page
+const PRINTED = { width: 680, height: 340 }; // px: what fits on a page
 
 function colour(name, alpha = 1) {
   const probe = document.body.appendChild(document.createElement("i"));
@@ -126,16 +126,17 @@ const moved = ["accuracy", "gain", "theory"].filter(by); // by the methods and t
 const config = { responsive: true, displaylogo: false, modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]] };
 const waiting = Object.keys(charts).filter(by);
 
-function draw(id, width) {
+function draw(id, size = {}) {
   const { traces, layout } = charts[id]();
-  Plotly.react(by(id), traces, { ...layout, ...(width ? { width } : {}) }, config);
+  Plotly.react(by(id), traces, { ...layout, ...size }, config);
 }
 
 function drawNext() { // one by one, so that the first is there at once and the page never stands still
-  if (waiting.length) { draw(waiting.shift()); setTimeout(drawNext); } else document.documentElement.dataset.drawn = "all";
+  if (waiting.length === drawn().length) requestAnimationFrame(() => performance.mark("first"));
+  if (waiting.length) { draw(waiting.shift()); setTimeout(drawNext); } else { performance.mark("all"); document.documentElement.dataset.drawn = "all"; }
 }
 
-const redraw = (ids, width) => ids.filter((id) => !waiting.includes(id)).forEach((id) => draw(id, width));
+const redraw = (ids, size) => ids.filter((id) => !waiting.includes(id)).forEach((id) => draw(id, size));
 const drawn = () => Object.keys(charts).filter(by);
 
 // --- controls
@@ -181,7 +182,7 @@ addEventListener("beforeprint", () => {
 });
 addEventListener("afterprint", () => {
   if (before) document.documentElement.dataset.theme = before; else delete document.documentElement.dataset.theme;
-  redraw(drawn());
+  themed();
 });
 themed();
 drawNext();
