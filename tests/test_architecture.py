@@ -30,7 +30,7 @@ FLOORS = [
     ["prepare", "report", "bands", "bench", "papers"],
     ["session"],
     ["execute"],
-    ["figure", "page", "plates"],
+    ["figure", "page", "plates", "differences"],
     ["__init__"],
     ["commands"],
     ["cli"],

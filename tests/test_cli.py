@@ -269,7 +269,7 @@ def test_a_saved_partition_is_the_same_wherever_the_file_lies(feddkd: Feddkd) ->
         ("--help", ["run", "report", "methods", "data", "TOML"]),
         ("run --help", [*KEYS, "[sweep]", "--set", "fedavg(epochs=5, lr=0.1) | dkd(steps=10, lr=0.2)", "--json", "FEDDKD_DATA"]),
         ("methods --help", ["fedavg() | dkd()"]),
-        ("report --help", ["DIR", "mean and standard deviation"]),
+        ("report --help", ["DIR", "mean and standard deviation", "--out", "--open", "--figures", "--json"]),
         ("data --help", ["list", "check", "show"]),
         ("data show --help", ["--save", "saved(path='FILE.npz')"]),
     ],

@@ -1,4 +1,4 @@
-"""The command line: feddkd run | resume | report | methods | data | paper | bench."""
+"""The command line: feddkd run | resume | report | ls | compare | methods | data | paper | bench."""
 
 import os
 import sys
@@ -8,7 +8,9 @@ from typing import Annotated
 import typer
 
 from feddkd.commands.bench import bench
+from feddkd.commands.compare import compare
 from feddkd.commands.data import data_app
+from feddkd.commands.listing import listing
 from feddkd.commands.methods import methods
 from feddkd.commands.paper import paper_app
 from feddkd.commands.report import report
@@ -133,6 +135,8 @@ def resume(
 
 
 app.command()(report)
+app.command("ls")(listing)
+app.command()(compare)
 app.command()(methods)
 app.command()(bench)
 

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from feddkd.data.batches import Indices
 from feddkd.record import Counts, Record
+from feddkd.significance import Paired
 from feddkd.summary import mean_and_std, summarise, to_target
 
 
@@ -39,8 +40,8 @@ def as_json(records: Sequence[Record]) -> dict[str, Any]:
     target, groups = target_of(records), families(records)
     lines = [
         {"method": label, "family": group[0].manifest["family"], "seeds": [r.manifest["canonical"]["seed"] for r in group],
-         "test_accuracy": {name: _told(values) for name, values in accuracies(group).items()},
-         "to_target": None if target is None else {name: _told(values) for name, values in prices(group, target).items()}}
+         "test_accuracy": {name: told(values) for name, values in accuracies(group).items()},
+         "to_target": None if target is None else {name: told(values) for name, values in prices(group, target).items()}}
         for label, group in zip(labels(groups), groups, strict=True)
     ]  # fmt: skip
     return {"target": target, "methods": lines}
@@ -89,9 +90,14 @@ def labels(groups: list[list[Record]]) -> list[str]:
     told = [key for key in keys if len({manifest["canonical"][key] for manifest in manifests}) > 1]
     more = ["".join(f", {key} {m['experiment'].get(key, m['canonical'][key])}" for key in told) for m in manifests]
     whole = [group[0].label for group in groups]
-    short = [m["experiment"].get("name") or re.sub(r"\([^()]*\)", "", m["experiment"]["method"]) for m in manifests]
+    short = [group[0].manifest["experiment"].get("name") or method_names(group[0]) for group in groups]
     tries = short, [a + b for a, b in zip(short, more, strict=True)], whole, [a + b for a, b in zip(whole, more, strict=True)]
     return [next((t[at] for t in tries if t.count(t[at]) == 1), whole[at]) for at in range(len(groups))]
+
+
+def method_names(record: Record) -> str:
+    """The method without its options."""
+    return re.sub(r"\([^()]*\)", "", record.manifest["experiment"]["method"])
 
 
 def caption(records: Sequence[Record]) -> list[str]:
@@ -132,7 +138,7 @@ def prices(group: Sequence[Record], target: float) -> dict[str, list[float]]:
 
 
 def _cells(group: Sequence[Record], target: float | None) -> list[str]:
-    found = [_percent(values) if values else "-" for values in accuracies(group).values()]
+    found = [percent(values) if values else "-" for values in accuracies(group).values()]
     if target is None:
         return [*found, str(len(group))]
     price = prices(group, target)
@@ -140,7 +146,16 @@ def _cells(group: Sequence[Record], target: float | None) -> list[str]:
     return [*found, f"{len(price['rounds'])}/{len(group)}", *means]
 
 
-def _told(values: list[float]) -> dict[str, float] | None:
+def paired_cells(test: Paired) -> list[str]:
+    """A difference in points, its interval, the seeds in which it is one, and how likely it is by chance."""
+    gap = test.difference
+    interval = "-" if gap.low is None else f"{gap.low:+.2f} to {gap.high:+.2f}"
+    chances = ["-" if p is None else f"{p:.2g}" for p in (test.t_p, test.wilcoxon_p)]
+    return [f"{gap.mean:+.2f}", interval, f"{test.wins} of {gap.n}", *chances]
+
+
+def told(values: list[float]) -> dict[str, float] | None:
+    """For JSON."""
     return {"n": len(values), **dict(zip(("mean", "std"), mean_and_std(values), strict=True))} if values else None
 
 
@@ -148,6 +163,7 @@ def _short(value: float) -> str:
     return f"{value:.4g}" if value < 1000 else f"{value:.0f}"
 
 
-def _percent(values: list[float]) -> str:
+def percent(values: list[float]) -> str:
+    """For people."""
     mean, deviation = mean_and_std(values)
     return f"{100 * mean:.2f}±{100 * deviation:.2f}"

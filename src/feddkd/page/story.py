@@ -8,7 +8,7 @@ import numpy as np
 
 from feddkd.bands import band, gain
 from feddkd.record import Record
-from feddkd.report import families, labels, target_of
+from feddkd.report import families, labels, paired_cells, target_of
 from feddkd.significance import Paired, paired
 from feddkd.summary import mean_and_std, summarise, to_target
 
@@ -65,7 +65,7 @@ def _verdict(task: str, standings: list[Standing]) -> Verdict:
     tests = [(other, paired(lead.by_seed, other.by_seed)) for other in others]
     first = tests[0] if tests else None
     sentence = f"reaches {lead.shown}" + (f", {_ahead(lead, first[0])}" if first else "")
-    against = [_line(other, test) for other, test in tests if test is not None]
+    against = [[other.label, *paired_cells(test)] for other, test in tests if test is not None]
     return Verdict(task, lead, sentence, _certainty(first[1]) if first else "", _tiles(lead, first), against)
 
 
@@ -96,13 +96,6 @@ def _tiles(lead: Standing, first: tuple[Standing, Paired | None] | None) -> list
     if (gained := band(lead.group, gain)) is not None:
         tiles.append((f"{np.nanmean(gained.mean):+.2f}", "points of DKD on the plain average, mean over rounds"))
     return tiles
-
-
-def _line(other: Standing, test: Paired) -> list[str]:
-    gap = test.difference
-    interval = "-" if gap.low is None else f"{gap.low:+.2f} to {gap.high:+.2f}"
-    chances = ["-" if p is None else f"{p:.2g}" for p in (test.t_p, test.wilcoxon_p)]
-    return [other.label, f"{gap.mean:+.2f}", interval, f"{test.wins} of {gap.n}", *chances]
 
 
 def _task(record: Record) -> tuple[str, ...]:
