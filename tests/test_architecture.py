@@ -28,7 +28,7 @@ FLOORS = [
     ["experiment"],
     ["record"],
     ["prepare", "report", "bands", "bench", "papers"],
-    ["session"],
+    ["session", "forecast"],
     ["execute"],
     ["figure", "page", "plates", "differences"],
     ["__init__"],

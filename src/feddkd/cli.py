@@ -1,4 +1,4 @@
-"""The command line: feddkd run | resume | report | ls | compare | methods | data | paper | bench."""
+"""The command line: feddkd run | resume | report | watch | ls | compare | methods | data | paper | bench."""
 
 import os
 import sys
@@ -17,6 +17,7 @@ from feddkd.commands.report import report
 from feddkd.commands.running import Device, Engine, EveryMinutes, EveryRounds, Precision, Strategy, Threads, run_all
 from feddkd.commands.terminal import AsJson, DataDir, File, Settings
 from feddkd.commands.terminal import console as _console
+from feddkd.commands.watching import watch
 from feddkd.errors import ClientError, InputError, NobodyAnsweredError
 from feddkd.experiment import load
 from feddkd.halt import Halted
@@ -75,6 +76,7 @@ def run(
     fresh: Annotated[bool, typer.Option("--fresh", help="Run again what is finished or was cut short.")] = False,
     every_rounds: EveryRounds = None,
     every_minutes: EveryMinutes = 1.0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run, on which engine; time, memory, bytes.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run the experiments of a file: one run for each combination of its [sweep].
@@ -106,9 +108,9 @@ def run(
     run_all(
         experiments, [out] * len(experiments),
         engine=engine, device=device, precision=precision, strategy=strategy, threads=threads, data=data,
-        every_rounds=every_rounds, every_minutes=every_minutes, as_json=as_json, fresh=fresh,
+        every_rounds=every_rounds, every_minutes=every_minutes, as_json=as_json, fresh=fresh, dry=dry_run,
     )  # fmt: skip
-    if not as_json:
+    if not as_json and not dry_run:
         _console().print(f"written to {out}{os.sep}", soft_wrap=True)
 
 
@@ -137,6 +139,7 @@ def resume(
 app.command()(report)
 app.command("ls")(listing)
 app.command()(compare)
+app.command()(watch)
 app.command()(methods)
 app.command()(bench)
 

@@ -114,18 +114,7 @@ def simulate_runs(
     stand after the last round; by the serial engine, since for one exchange a quick way is not worth looking for. Returns the
     runs and what the engine has to say of itself.
     """
-    method.check_order()
-    place = find_device(device)
-    runs, memos = [], []
-    federations = together([federation.to(place) for federation in federations])
-    for index, (federation, start, seed) in enumerate(zip(federations, starts, seeds, strict=True)):
-        params, buffers = (to(group, place, dtype) for group in start)
-        outputs = _check_fit(model, params, buffers, federation, dtype)
-        _check_public(method, federation)
-        world = World(("method", seed), len(federation.train), federation.classes, len(federation.public), outputs)
-        state, memo = method.start(model, params, buffers, world)
-        runs.append(Run(index, seed, state, has_validation=len(federation.validation) > 0))
-        memos.append(memo)
+    federations, runs, memos = begin(model, method, federations, starts, seeds, find_device(device), dtype)
     host = open_engine(engine, model, federations, memos, dtype, options or {})
     size = cohort_size(cohort, len(federations[0].train))
     for run, held in zip(runs, resume, strict=False):
@@ -148,6 +137,26 @@ def simulate_runs(
         return runs, {"name": type(host).__name__.lower(), **host.facts()}
     finally:
         host.close()
+
+
+def begin(
+    model: Model, method: Method, federations: Sequence[Federation],
+    starts: Sequence[tuple[Mapping[str, Tensor], Mapping[str, Tensor]]], seeds: Sequence[int],
+    place: torch.device, dtype: torch.dtype,
+) -> tuple[list[Federation], list[Run], list[Groups]]:  # fmt: skip
+    """Runs before their first round, on a device: the federations, the runs, and the memo that each one's clients begin with."""
+    method.check_order()
+    runs, memos = [], []
+    there = together([federation.to(place) for federation in federations])
+    for index, (federation, start, seed) in enumerate(zip(there, starts, seeds, strict=True)):
+        params, buffers = (to(group, place, dtype) for group in start)
+        outputs = _check_fit(model, params, buffers, federation, dtype)
+        _check_public(method, federation)
+        world = World(("method", seed), len(federation.train), federation.classes, len(federation.public), outputs)
+        state, memo = method.start(model, params, buffers, world)
+        runs.append(Run(index, seed, state, has_validation=len(federation.validation) > 0))
+        memos.append(memo)
+    return there, runs, memos
 
 
 def cohort_size(cohort: int | float, clients: int) -> int:

@@ -12,6 +12,7 @@ import torch
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from feddkd.commands.planning import LONG, plan, planned
 from feddkd.commands.terminal import console
 from feddkd.execute import execute, in_precision, lock_step
 from feddkd.experiment import Experiment
@@ -32,13 +33,24 @@ EveryMinutes = Annotated[float, typer.Option(min=0, metavar="N", help="Checkpoin
 def run_all(
     experiments: list[Experiment], places: list[Path], *, engine: str, device: str, precision: str | None, strategy: str | None,
     threads: int | None, data: Path | None, every_rounds: int | None, every_minutes: float, as_json: bool, fresh: bool = False,
+    dry: bool = False,
 ) -> None:  # fmt: skip
-    """Run experiments as a command's options say, each in a folder under its place, and show what came out."""
+    """Run experiments as a command's options say, each in a folder under its place, and show what came out.
+
+    `dry` only says what that would take. Before a long sweep it is said, too; not on a GPU, where to compile for a trial may
+    itself take minutes.
+    """
     experiments, options = in_precision(experiments, precision, engine, device)
     options |= {"strategy": strategy} if strategy is not None else {}
     every = Every(every_rounds, every_minutes)
     if threads is not None:
         torch.set_num_threads(threads)
+    if dry or (device == "cpu" and sum(experiment.rounds for experiment in experiments) >= LONG):
+        told = plan(experiments, places, fresh=fresh, folder=data, engine=engine, device=device, options=options)
+        console(stderr=as_json or not dry).print(planned(told))
+        if dry:
+            print(json.dumps(told)) if as_json else None
+            return
     done: dict[int, dict[str, Any]] = {}
     with _bars(experiments, quiet=not sys.stderr.isatty()) as follow, _telling(logging.WARNING if as_json else logging.INFO):
         for group in lock_step(experiments, places):

@@ -163,6 +163,29 @@ function offer() { // the quantities that the run in question has
 if (by("clients-of")) offer();
 for (const id of ["partition", "confusion"]) by(id)?.classList.add("square");
 
+// What was chosen outlives a reload: a page of runs on their way is loaded again and again.
+const STORE = "feddkd report";
+function remember() {
+  const selects = Object.fromEntries([...document.querySelectorAll("select")].map((one) => [one.id, one.value]));
+  const aside = [...hidden].map((at) => data.methods[at].label);
+  try { sessionStorage.setItem(STORE, JSON.stringify({ selects, aside, theme: document.documentElement.dataset.theme })); } catch { /* not allowed to: then not */ }
+}
+function recall() {
+  let kept;
+  try { kept = JSON.parse(sessionStorage.getItem(STORE)); } catch { /* as above */ }
+  if (!kept) return;
+  if (kept.theme) document.documentElement.dataset.theme = kept.theme;
+  data.methods.forEach((method, at) => { if (kept.aside.includes(method.label)) hidden.add(at); });
+  for (const box of by("methods").querySelectorAll("input")) box.checked = !hidden.has(Number(box.value));
+  for (const [id, value] of Object.entries(kept.selects)) {
+    if (id === "clients-of") offer();
+    if ([...(by(id)?.options ?? [])].some((option) => option.value === value)) by(id).value = value;
+  }
+}
+recall();
+addEventListener("change", remember);
+addEventListener("click", remember);
+
 const system = matchMedia("(prefers-color-scheme: dark)");
 const dark = () => (document.documentElement.dataset.theme ? document.documentElement.dataset.theme === "dark" : system.matches);
 function themed() {
