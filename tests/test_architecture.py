@@ -28,7 +28,7 @@ FLOORS = [
     ["experiment"],
     ["record"],
     ["prepare", "report", "bands", "bench", "papers"],
-    ["session", "forecast"],
+    ["session", "forecast", "loggers"],
     ["execute"],
     ["figure", "page", "plates", "differences"],
     ["__init__"],

@@ -2,6 +2,7 @@
 
 import io
 import re
+import threading
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +23,7 @@ from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
 from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
 
+from feddkd.commands.watching import server  # noqa: E402
 from feddkd.page import write  # noqa: E402
 from feddkd.record import find  # noqa: E402
 
@@ -210,3 +212,19 @@ def test_everything_that_can_be_worked_has_a_name_and_can_be_reached_by_keyboard
 def test_methods_are_toggled_by_keyboard_too(page: Any) -> None:
     page.driver.find_elements(By.CSS_SELECTOR, "#methods input")[0].send_keys(Keys.SPACE)
     assert page.run(CURVES.format("accuracy")) == 6
+
+
+def test_a_page_that_is_watched_keeps_what_was_chosen_when_it_is_loaded_again(chromium: Any, report: Path) -> None:
+    with server(report.parent, 0, every=600) as serving:
+        thread = threading.Thread(target=serving.serve_forever)
+        thread.start()
+        chromium.driver.get(f"http://127.0.0.1:{serving.server_address[1]}/")
+        chromium.drawn().driver.find_elements(By.CSS_SELECTOR, "#axis option")[1].click()
+        chromium.driver.find_elements(By.CSS_SELECTOR, "#methods input")[0].click()
+        chromium.driver.refresh()
+        chromium.drawn()
+        serving.shutdown()
+        thread.join()
+    assert chromium.run("return document.querySelector('#accuracy .xtitle').textContent") == "communications"
+    assert chromium.run(CURVES.format("accuracy")) == 6
+    assert chromium.complaints == []

@@ -14,7 +14,7 @@ from feddkd.commands.listing import listing
 from feddkd.commands.methods import methods
 from feddkd.commands.paper import paper_app
 from feddkd.commands.report import report
-from feddkd.commands.running import Device, Engine, EveryMinutes, EveryRounds, Precision, Strategy, Threads, run_all
+from feddkd.commands.running import Device, Engine, EveryMinutes, EveryRounds, Log, Precision, Strategy, Threads, run_all
 from feddkd.commands.terminal import AsJson, DataDir, File, Settings
 from feddkd.commands.terminal import console as _console
 from feddkd.commands.watching import watch
@@ -76,6 +76,7 @@ def run(
     fresh: Annotated[bool, typer.Option("--fresh", help="Run again what is finished or was cut short.")] = False,
     every_rounds: EveryRounds = None,
     every_minutes: EveryMinutes = 1.0,
+    log: Log = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run, on which engine; time, memory, bytes.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -108,7 +109,7 @@ def run(
     run_all(
         experiments, [out] * len(experiments),
         engine=engine, device=device, precision=precision, strategy=strategy, threads=threads, data=data,
-        every_rounds=every_rounds, every_minutes=every_minutes, as_json=as_json, fresh=fresh, dry=dry_run,
+        every_rounds=every_rounds, every_minutes=every_minutes, as_json=as_json, fresh=fresh, dry=dry_run, log=log,
     )  # fmt: skip
     if not as_json and not dry_run:
         _console().print(f"written to {out}{os.sep}", soft_wrap=True)
@@ -125,6 +126,7 @@ def resume(
     data: DataDir = None,
     every_rounds: EveryRounds = None,
     every_minutes: EveryMinutes = 1.0,
+    log: Log = None,
     as_json: AsJson = False,
 ) -> None:
     """Go on with the runs under some folders that were cut short, each from its last checkpoint."""
@@ -132,7 +134,7 @@ def resume(
     run_all(
         [record.experiment for record in found], [record.folder.parent for record in found],
         engine=engine, device=device, precision=precision, strategy=strategy, threads=threads, data=data,
-        every_rounds=every_rounds, every_minutes=every_minutes, as_json=as_json,
+        every_rounds=every_rounds, every_minutes=every_minutes, as_json=as_json, log=log,
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ import torch
 
 from feddkd.costs import Costs
 from feddkd.engines import Engine, Order, Reply
+from feddkd.engines.memory import peak_memory
 from feddkd.engines.strategies import wait_for
 from feddkd.experiment import Experiment
 from feddkd.method import Exchange, Method, Phase
@@ -105,7 +106,7 @@ def forecast(
         if short and long:
             seconds += counts[id(phase)] * _seconds(short, long, statistics.fmean(phase.reads.count(n) for n in sizes))
             up, down = up + counts[id(phase)] * short[0].costs.bytes_up, down + counts[id(phase)] * short[0].costs.bytes_down
-    return Forecast(type(host.engine).__name__.lower(), seconds, _memory(place), up, down)
+    return Forecast(type(host.engine).__name__.lower(), seconds, peak_memory(place), up, down)
 
 
 def _trial(host: Watched, model: Model, method: Method, steps: int, experiment: Experiment, runs: Sequence[Run]) -> Trial:
@@ -137,14 +138,3 @@ def _seconds(few: Sequence[Seen], more: Sequence[Seen], steps: float) -> float:
     """Of an exchange with so many steps, on the line through two that were timed."""
     (x, y), (further, later) = ((seen[0].steps, statistics.fmean(one.seconds for one in seen)) for seen in (few, more))
     return min(y, later) if x == further else y + max(0.0, later - y) / (further - x) * (steps - x)
-
-
-def _memory(device: torch.device) -> int | None:
-    """Bytes at most so far: on a GPU what torch holds there, else what this process holds and the largest of its workers."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    try:
-        import resource
-    except ImportError:  # not a Unix
-        return None
-    return 1024 * sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))

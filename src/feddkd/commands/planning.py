@@ -9,6 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from feddkd import checkpoint
+from feddkd.commands.terminal import clock
 from feddkd.engines.memory import in_words
 from feddkd.execute import lock_step
 from feddkd.experiment import Experiment
@@ -57,11 +58,3 @@ def _cells(group: dict[str, Any]) -> list[str]:
     memory = "-" if group["memory"] is None else in_words(group["memory"])
     traffic = f"{(group['bytes_up'] + group['bytes_down']) / 1e6:.4g}"
     return [str(group["runs"]), str(group["rounds"]), group["engine"], clock(group["seconds"]), memory, traffic]
-
-
-def clock(seconds: float) -> str:
-    """As people say it."""
-    if seconds < 60:
-        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
-    hours, minutes = divmod(round(seconds / 60), 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min"

@@ -1,6 +1,8 @@
 """feddkd watch: the report of runs on their way, in a browser, made anew as rounds come in."""
 
 import webbrowser
+from contextlib import suppress
+from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Annotated
@@ -28,11 +30,19 @@ def watch(
         console().print(f"{folder} is shown at {address}", soft_wrap=True)
         if open_:
             webbrowser.open(address)
-        serving.serve_forever()
+        with suppress(KeyboardInterrupt):
+            serving.serve_forever()
 
 
 def server(folder: Path, port: int, every: int) -> ThreadingHTTPServer:
     pages: dict[tuple[tuple[Path, int], ...], bytes] = {}  # the last page, by the sizes of what it was made from
+
+    def renewed() -> bytes:
+        stand = tuple((path, path.stat().st_size) for path in sorted(folder.rglob("rounds.jsonl")))
+        page = pages.get(stand) or _page(folder).encode()
+        pages.clear()
+        pages[stand] = page
+        return page
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -40,19 +50,13 @@ def server(folder: Path, port: int, every: int) -> ThreadingHTTPServer:
             if not own or self.path != "/":
                 self.send_error(404)
                 return
-            stand = tuple((path, path.stat().st_size) for path in sorted(folder.rglob("rounds.jsonl")))
-            if stand not in pages:
-                pages.clear()
-                pages[stand] = _page(folder).encode()
+            page = renewed()
             self.send_response(200)
-            for name, value in {
-                "Content-Type": "text/html; charset=utf-8",
-                "Content-Length": len(pages[stand]),
-                "Refresh": every,
-            }.items():
-                self.send_header(name, str(value))
+            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.send_header("Content-Length", str(len(page)))
+            self.send_header("Refresh", str(every))
             self.end_headers()
-            self.wfile.write(pages[stand])
+            self.wfile.write(page)
 
         def log_message(self, format: str, *args: object) -> None:
             """Nobody needs a line for every reload."""
@@ -64,8 +68,6 @@ def server(folder: Path, port: int, every: int) -> ThreadingHTTPServer:
 
 
 def _page(folder: Path) -> str:
-    from html import escape
-
     try:
         return html(find(folder))
     except InputError:  # nothing there yet, or a manifest half written: the next time

@@ -168,11 +168,10 @@ const STORE = "feddkd report";
 function remember() {
   const selects = Object.fromEntries([...document.querySelectorAll("select")].map((one) => [one.id, one.value]));
   const aside = [...hidden].map((at) => data.methods[at].label);
-  try { sessionStorage.setItem(STORE, JSON.stringify({ selects, aside, theme: document.documentElement.dataset.theme })); } catch { /* not allowed to: then not */ }
+  sessionStorage.setItem(STORE, JSON.stringify({ selects, aside, theme: document.documentElement.dataset.theme }));
 }
 function recall() {
-  let kept;
-  try { kept = JSON.parse(sessionStorage.getItem(STORE)); } catch { /* as above */ }
+  const kept = JSON.parse(sessionStorage.getItem(STORE));
   if (!kept) return;
   if (kept.theme) document.documentElement.dataset.theme = kept.theme;
   data.methods.forEach((method, at) => { if (kept.aside.includes(method.label)) hidden.add(at); });
@@ -182,9 +181,11 @@ function recall() {
     if ([...(by(id)?.options ?? [])].some((option) => option.value === value)) by(id).value = value;
   }
 }
-recall();
-addEventListener("change", remember);
-addEventListener("click", remember);
+if (location.protocol.startsWith("http")) { // from `feddkd watch`
+  recall();
+  addEventListener("change", remember);
+  addEventListener("click", remember);
+}
 
 const system = matchMedia("(prefers-color-scheme: dark)");
 const dark = () => (document.documentElement.dataset.theme ? document.documentElement.dataset.theme === "dark" : system.matches);
