@@ -9,7 +9,7 @@ import pytest
 
 from feddkd import Experiment
 from feddkd.cli import main
-from feddkd.commands.planning import clock
+from feddkd.commands.terminal import clock
 from feddkd.costs import Costs
 from feddkd.evaluate import PHASES
 from feddkd.execute import execute
