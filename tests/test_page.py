@@ -96,7 +96,9 @@ def test_a_run_keeps_who_holds_what_and_what_its_final_model_confuses(tmp_path: 
 def test_models_with_private_layers_are_counted_with_the_layers_of_each_client(engine: str) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.ReLU(), nn.Linear(7, 3)).double()
-    model, data, rows, found = functional(net), federation(clients()), [], []
+    model, data = functional(net), federation(clients())
+    rows: list[dict[str, Any]] = []
+    found: list[Any] = []
 
     def on_end(host: Any, runs: Any) -> None:
         found.extend(confusions(host, [(run.index, run.state) for run in runs], Protocol.CLIENT_POOLED, 3))
@@ -104,7 +106,7 @@ def test_models_with_private_layers_are_counted_with_the_layers_of_each_client(e
     simulate_runs(
         model, parse("fedbn(epochs=1, batch_size=8)"), [data], [model.split(net.state_dict())], [0],
         rounds=2, cohort=2, protocol=Protocol.CLIENT_POOLED, engine=engine, device="cpu", dtype=torch.float64,
-        on_round=lambda new, _: rows.extend(new), on_end=on_end, options={"strategy": "vmap"} if engine == "batched" else {},
+        on_round=lambda new, _: rows.append(new[0]), on_end=on_end, options={"strategy": "vmap"} if engine == "batched" else {},
     )  # fmt: skip
     counts = np.array(found[0])
     assert counts.sum() == 3 * len(data.test)

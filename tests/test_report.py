@@ -184,7 +184,7 @@ def test_experiments_differ_in_what_they_mean_not_in_how_they_are_spelled(feddkd
         ("compare {runs} {runs}", "holds several experiments, and one is compared with one: fedavg | dkd; fedavg"),
         ("compare nowhere {runs}", "there is no folder nowhere"),
         ("ls {runs} --sort size", "cannot be sorted by 'size'; there are: best"),
-        ("ls {runs} --where mthod=dkd", "'mthod=dkd'; keys are: clients"),
+        ("ls {runs} --where mthod=dkd", "'mthod=dkd'; keys are: availability, clients"),
         ("report {runs} --out nowhere/page.html", "cannot write the page to nowhere/page.html"),
     ],
 )

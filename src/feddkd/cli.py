@@ -14,11 +14,22 @@ from feddkd.commands.listing import listing
 from feddkd.commands.methods import methods
 from feddkd.commands.paper import paper_app
 from feddkd.commands.report import report
-from feddkd.commands.running import Device, Engine, EveryMinutes, EveryRounds, Log, Precision, Strategy, Threads, run_all
+from feddkd.commands.running import (
+    Device,
+    Engine,
+    EveryMinutes,
+    EveryRounds,
+    Log,
+    OnDivergence,
+    Precision,
+    Strategy,
+    Threads,
+    run_all,
+)
 from feddkd.commands.terminal import AsJson, DataDir, File, Settings
 from feddkd.commands.terminal import console as _console
 from feddkd.commands.watching import watch
-from feddkd.errors import ClientError, InputError, NobodyAnsweredError
+from feddkd.errors import ClientError, InputError, RunError
 from feddkd.experiment import load
 from feddkd.halt import Halted
 from feddkd.record import find
@@ -42,7 +53,7 @@ def main() -> None:
         sys.exit(app(standalone_mode=False))
     except InputError as error:
         _fail(str(error))
-    except (ClientError, NobodyAnsweredError) as error:
+    except (ClientError, RunError) as error:
         _fail(str(error), status=1)
     except Halted as halted:
         _fail(str(halted), status=halted.status)
@@ -74,6 +85,7 @@ def run(
     data: DataDir = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where run folders are written.")] = Path("runs"),
     fresh: Annotated[bool, typer.Option("--fresh", help="Run again what is finished or was cut short.")] = False,
+    on_divergence: OnDivergence = None,
     every_rounds: EveryRounds = None,
     every_minutes: EveryMinutes = 1.0,
     log: Log = None,
@@ -96,6 +108,9 @@ def run(
       clients' part that the server holds for everybody to see, for methods that use such data
     - transform: in place of the one that goes with the data, as in "pad(pixels=2) | normalise(mean=0.5, std=0.5)"
     - evaluation = "auto", or global, client_mean, client_pooled; dtype = "float32", or float64
+    - availability = "always()", or "random(drop=0.1, late=0.05)", "trace(file='faults.csv')": which clients do not answer;
+      min_clients = 1: with fewer left a round ends; on_divergence = "drop", or stop, continue: what becomes of a client whose
+      numbers are not finite
     - diagnostics = true logs the theory's quantities (L1', L2', their bound, update norms, clients' losses) in every round
     - target: a test accuracy whose price is reported; name: a label for tables
 
@@ -105,7 +120,7 @@ def run(
     Runs that are finished in DIR are left alone, and those that were cut short go on to the same numbers. Ctrl-C ends the round
     and saves; the second one stops at once.
     """
-    experiments = load(file, set_ or ())
+    experiments = load(file, [*(set_ or ()), *(() if on_divergence is None else (f"on_divergence={on_divergence}",))])
     run_all(
         experiments, [out] * len(experiments),
         engine=engine, device=device, precision=precision, strategy=strategy, threads=threads, data=data,
@@ -131,6 +146,9 @@ def resume(
 ) -> None:
     """Go on with the runs under some folders that were cut short, each from its last checkpoint."""
     found = [record for folder in folders for record in find(folder, begun=True)]
+    for record in found:
+        if record.experiment.digest != record.manifest["digest"]:
+            raise InputError(f"the run in {record.folder} cannot go on: a file that its experiment names has changed")
     run_all(
         [record.experiment for record in found], [record.folder.parent for record in found],
         engine=engine, device=device, precision=precision, strategy=strategy, threads=threads, data=data,

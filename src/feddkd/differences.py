@@ -20,12 +20,12 @@ def differences(a: Experiment, b: Experiment) -> dict[str, tuple[Any, Any]]:
     """
     found: dict[str, tuple[Any, Any]] = {}
     first, second = _spelled(a), _spelled(b)
-    for key, value in a.canonical.items():
+    for key in {**a.canonical, **b.canonical}:
         if key in first:
             if first[key] != second[key]:  # by what they mean, not by how they are spelled
                 found |= {key: (str(first[key]), str(second[key])), **_options(key, first[key].calls, second[key].calls)}
         elif key not in OF_A_RUN:
-            found[key] = value, b.canonical[key]
+            found[key] = a.canonical.get(key), b.canonical.get(key)
     return {key: (one, other) for key, (one, other) in found.items() if one != other}
 
 

@@ -61,10 +61,12 @@ def _entry(record: Record) -> Entry:
 
 
 def _state(record: Record) -> str:
-    """`running`: somebody writes there, or was killed while writing."""
+    """`running`: somebody writes there, or was killed while writing. `ended`: it could not go on."""
     if record.finished:
         return "finished"
-    return "running" if (record.folder / "lock").exists() else "halted"
+    if (record.folder / "lock").exists():
+        return "running"
+    return "ended" if "ended" in record.manifest else "halted"
 
 
 def _condition(text: str) -> Callable[[Record], bool]:

@@ -38,11 +38,6 @@ class Follower:
         sizes: list[int] = json.loads(manifest.read_text(encoding="utf-8"))["partition"]["sizes"]
         return sizes
 
-    @property
-    def title(self) -> str:
-        label = self.experiment.name or " | ".join(call.name for call in self.experiment.parsed_method.calls)
-        return f"{label}, seed {self.experiment.seed}"
-
     def after(self, row: Row) -> str:
         """Accuracy, what DKD added, images a second since the run was begun or went on."""
         self.images += sum(
@@ -65,21 +60,26 @@ class Follower:
         return time.perf_counter() - self.began
 
 
+def title(experiment: Experiment) -> str:
+    label = experiment.name or " | ".join(call.name for call in experiment.parsed_method.calls)
+    return f"{label}, seed {experiment.seed}"
+
+
 @contextmanager
 def bars(
     experiments: Sequence[Experiment], places: Sequence[Path], device: torch.device
 ) -> Iterator[Callable[[int], Callable[[Row], None]]]:
     """A bar for each run and one for all; where standard error is no terminal, a line now and then and one at a run's end."""
     quiet = not sys.stderr.isatty()
-    title, note = (TextColumn(f"{{task.{part}}}", markup=False) for part in ("description", "fields[note]"))
-    columns = title, BarColumn(), MofNCompleteColumn(), note, TimeRemainingColumn()
+    name, note = (TextColumn(f"{{task.{part}}}", markup=False) for part in ("description", "fields[note]"))
+    columns = name, BarColumn(), MofNCompleteColumn(), note, TimeRemainingColumn()
     with Progress(*columns, console=console(stderr=True), disable=quiet) as progress:
         sweep = len(experiments) > 1
         whole = progress.add_task("all runs", total=sum(e.rounds for e in experiments), note="", visible=sweep)
 
         def follow(at: int) -> Callable[[Row], None]:
-            run = Follower(experiments[at], places[at])
-            task = progress.add_task(run.title, total=run.experiment.rounds, note="")
+            run, named = Follower(experiments[at], places[at]), title(experiments[at])
+            task = progress.add_task(named, total=run.experiment.rounds, note="")
             last = time.perf_counter()
 
             def on_row(row: Row) -> None:
@@ -88,11 +88,11 @@ def bars(
                 progress.update(task, completed=row["round"], note=note)
                 progress.update(whole, advance=row["round"] - before, note=_memory(device))
                 if quiet and row["round"] == run.experiment.rounds:
-                    print(f"{run.title}: round {row['round']}, {note.partition(',')[0]}", file=sys.stderr)
+                    print(f"{named}: round {row['round']}, {note.partition(',')[0]}", file=sys.stderr)
                 elif quiet and time.perf_counter() - last > QUIET:
                     last = time.perf_counter()
                     where = f"round {row['round']} of {run.experiment.rounds}"
-                    print(f"{run.title}: {where}, {note}, {_memory(device)}, {run.left(row)} left", file=sys.stderr)
+                    print(f"{named}: {where}, {note}, {_memory(device)}, {run.left(row)} left", file=sys.stderr)
 
             return on_row
 

@@ -12,8 +12,9 @@ import torch
 import typer
 
 from feddkd.commands.planning import LONG, plan, planned
-from feddkd.commands.progress import bars
+from feddkd.commands.progress import bars, title
 from feddkd.commands.terminal import console
+from feddkd.errors import RunError
 from feddkd.execute import execute, in_precision, lock_step
 from feddkd.experiment import Experiment
 from feddkd.loggers import check_loggers, logging_to
@@ -33,6 +34,9 @@ Log = Annotated[
 ]
 EveryRounds = Annotated[int | None, typer.Option(min=1, metavar="N", help="Checkpoint after every N rounds, not by the clock.")]
 EveryMinutes = Annotated[float, typer.Option(min=0, metavar="N", help="Checkpoint once so many minutes have passed.")]
+OnDivergence = Annotated[
+    str | None, typer.Option(metavar="drop|stop|continue", help="For clients whose numbers are not finite; as --set.")
+]
 
 
 def run_all(
@@ -69,11 +73,15 @@ def run_all(
                     options=options, every=every, fresh=fresh, on_row=lambda at, row, tell=tell: tell[at](row),  # type: ignore[misc]
                 )  # fmt: skip
             done |= dict(zip(group, summaries, strict=True))
-    console(stderr=as_json).print(table([find(place / folder_name(e))[0] for e, place in zip(experiments, places, strict=True)]))
+    folders = [place / folder_name(experiment) for experiment, place in zip(experiments, places, strict=True)]
+    if records := [record for folder in folders for record in find(folder, begun=True) if record.history]:
+        console(stderr=as_json).print(table(records))
     if as_json:
         wanted = ("digest", "method", "seed", "rounds", "test_accuracy", "best_round", "final_test_accuracy", "communications",
-                  "local_steps", "bytes_up", "bytes_down", "seconds", "selection", "to_target")  # fmt: skip
-        print(json.dumps({"runs": [{key: done[at][key] for key in wanted} for at in range(len(experiments))]}))
+                  "local_steps", "bytes_up", "bytes_down", "seconds", "selection", "to_target", "ended")  # fmt: skip
+        print(json.dumps({"runs": [{key: done[at].get(key) for key in wanted} for at in range(len(experiments))]}))
+    if ended := [f"{title(experiments[at])}: {done[at]['ended']}" for at in sorted(done) if "ended" in done[at]]:
+        raise RunError(f"{len(ended)} of {len(experiments)} runs could not go on: {'; '.join(ended)}")
 
 
 def _both(one: Callable[[Row], None], other: Callable[[Row], None]) -> Callable[[Row], None]:

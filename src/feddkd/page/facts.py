@@ -39,7 +39,7 @@ def facts(records: Sequence[Record]) -> Facts:
 def _run(record: Record) -> list[str]:
     manifest, engine = record.manifest, record.manifest.get("engine", "")
     hashes = manifest["digest"], manifest.get("data", {}).get("digest", ""), manifest.get("partition", {}).get("digest", "")
-    rounds = f"{len(record.history)} of {manifest['canonical']['rounds']}"
+    rounds = f"{len(record.history)} of {manifest['canonical']['rounds']}" + (", ended" if "ended" in manifest else "")
     name = engine.get("name", "") if isinstance(engine, dict) else str(engine)
     seed, seconds, started = str(manifest["canonical"]["seed"]), f"{record.seconds:.1f}", str(manifest.get("started", ""))
     return [record.folder.name, seed, rounds, seconds, name, *(one[:12] for one in hashes), started]
@@ -52,7 +52,7 @@ def _command(turn: dict[str, Any]) -> str:
 
 
 def _shared(tables: Sequence[dict[str, Any]]) -> dict[str, str]:
-    return {key: str(value) for key, value in tables[0].items() if all(table[key] == value for table in tables)}
+    return {key: str(value) for key, value in tables[0].items() if all(table.get(key) == value for table in tables)}
 
 
 def _listed(table: dict[str, Any]) -> str:

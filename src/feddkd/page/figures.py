@@ -73,11 +73,12 @@ def _all(values: Sequence[float | None] | None, scale: float) -> dict[int, float
 
 
 def _active(row: Row, name: str, scale: float = 1.0) -> dict[int, float | None]:
-    """Of the clients that took part; nothing where it is not certain who they were, since some fell silent."""
-    values = row.get("diagnostics", {}).get(name, ())
-    if len(values) != len(row["clients"]):
+    """Of the clients that were there to the end; nothing where it is not certain who they were."""
+    lost = {client for _, _, client, _ in row.get("missing", ())}
+    values, clients = row.get("diagnostics", {}).get(name, ()), [client for client in row["clients"] if client not in lost]
+    if len(values) != len(clients):
         return {}
-    return {client: _scaled(value, scale) for client, value in zip(row["clients"], values, strict=True)}
+    return {client: _scaled(value, scale) for client, value in zip(clients, values, strict=True)}
 
 
 def _scaled(value: float | None, scale: float) -> float | None:
