@@ -20,7 +20,7 @@ setup: $(DONE) ## install the package and what its tests need into .venv
 
 demo: $(DONE) ## FedAvg, FedProx and FedDKD on real handwritten digits, in a minute
 	$(BIN)/feddkd run experiments/demo.toml --threads 1 --out runs/demo
-	$(BIN)/feddkd report runs/demo --figure runs/demo/curves.png >/dev/null && echo 'curves drawn to runs/demo/curves.png'
+	$(BIN)/feddkd report runs/demo --out runs/demo/report.html >/dev/null
 
 test: $(DONE) ## everything CI runs: format, lint, types, tests
 	$(BIN)/ruff format --check
@@ -37,6 +37,12 @@ methods-table: $(DONE) ## every method with and without DKD on the digits, five 
 mutants: $(DONE) ## break the code on purpose, one thing at a time, and see a test fail for each
 	$(BIN)/python tests/mutants.py
 
+report-bench: $(DONE) ## size of a report of 90 runs x 660 rounds, and how long a browser takes to open it
+	$(BIN)/python tests/report_bench.py
+
+screenshots: $(DONE) ## docs/pictures: the report of the demo in light, dark, narrow and on paper; needs chromium
+	$(BIN)/python tests/screenshots.py
+
 format: $(DONE) ## put the code in order
 	$(BIN)/ruff check --fix --quiet
 	$(BIN)/ruff format --quiet
@@ -44,4 +50,4 @@ format: $(DONE) ## put the code in order
 clean: ## remove what the targets above made, except runs
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo test methods-docs methods-table mutants format clean
+.PHONY: help setup demo test methods-docs methods-table mutants report-bench screenshots format clean

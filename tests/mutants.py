@@ -105,6 +105,12 @@ MUTANTS = [
            "self._changed |= {(own, client)", "_ = {(own, client)", FAULTS),
     Mutant("a checkpoint without the clients' memos", "checkpoint.py",
            "for client, memo in snapshot.memos.items()}", "for client, memo in ()}", ("tests/test_resume.py",)),
+    Mutant("a confusion matrix lies on its side", "evaluate.py",
+           "(true * present[:, None]).T @ taken", "(taken * present[:, None]).T @ true", ("tests/test_page.py",)),
+    Mutant("a name in a record may end the script it stands in", "page/__init__.py",
+           """.replace("<", "\\\\u003c")""", "", ("tests/test_page.py",)),
+    Mutant("a forecast counts every exchange as one of the first phase", "forecast.py",
+           "up + counts[id(phase)] * short[0]", "up + counts[id(method.phases[0])] * short[0]", ("tests/test_forecast.py",)),
 ]  # fmt: skip
 
 

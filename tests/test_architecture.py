@@ -13,7 +13,7 @@ SOURCE = ROOT / "src" / "feddkd"
 
 # Imports go one way: a room may use those on the lines above it, and its neighbours on its own line.
 FLOORS = [
-    ["errors", "version", "halt"],
+    ["errors", "version", "halt", "grids", "heterogeneity"],
     ["spelling", "keys", "params", "lock", "schedules"],
     ["data", "models"],
     ["method"],
@@ -28,10 +28,10 @@ FLOORS = [
     ["summary", "significance", "simulation", "testing"],
     ["experiment"],
     ["record"],
-    ["prepare", "report", "bench", "papers"],
-    ["session"],
+    ["prepare", "report", "bands", "bench", "papers"],
+    ["session", "forecast", "loggers"],
     ["execute"],
-    ["figure"],
+    ["figure", "page", "plates", "differences"],
     ["__init__"],
     ["commands"],
     ["cli"],

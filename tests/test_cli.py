@@ -161,7 +161,8 @@ def test_bars_on_a_terminal_leave_standard_output_alone(tmp_path: Path) -> None:
     (tmp_path / "tiny.toml").write_text(TINY)
     terminal, end = pty.openpty()
     command = [sys.executable, "-m", "feddkd.cli", "run", "tiny.toml", "--json"]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=end, text=True) as process:
+    wide = {**os.environ, "COLUMNS": "140"}
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=end, text=True, env=wide) as process:
         os.close(end)
         seen = b""
         while chunk := _read(terminal):
@@ -169,8 +170,8 @@ def test_bars_on_a_terminal_leave_standard_output_alone(tmp_path: Path) -> None:
         assert process.stdout is not None
         assert len(json.loads(process.stdout.read())["runs"]) == 1
     os.close(terminal)
-    assert "━" in seen.decode()
-    assert "2/2" in seen.decode()
+    for said in ("━", "2/2", "test ", "DKD ", "images/s"):
+        assert said in seen.decode()
 
 
 def _read(terminal: int) -> bytes:
@@ -274,7 +275,7 @@ def test_a_saved_partition_is_the_same_wherever_the_file_lies(feddkd: Feddkd) ->
         ("--help", ["run", "report", "methods", "data", "TOML"]),
         ("run --help", [*KEYS, "[sweep]", "--set", "fedavg(epochs=5, lr=0.1) | dkd(steps=10, lr=0.2)", "--json", "FEDDKD_DATA"]),
         ("methods --help", ["fedavg() | dkd()"]),
-        ("report --help", ["DIR", "mean and standard deviation"]),
+        ("report --help", ["DIR", "mean and standard deviation", "--out", "--open", "--figures", "--json"]),
         ("data --help", ["list", "check", "show"]),
         ("data show --help", ["--save", "saved(path='FILE.npz')"]),
     ],

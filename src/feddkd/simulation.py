@@ -117,27 +117,18 @@ def simulate_runs(
     diagnostics: bool = False,
     resume: Sequence[Snapshot] = (),
     tolerance: Tolerance = PATIENT,
+    on_end: Callable[[Engine, Sequence[Run]], None] = lambda engine, runs: None,
 ) -> tuple[list[Run], dict[str, Any]]:
     """Runs of one method in lock-step: one federation, start and seed for each; or they `resume`, all after the same round.
 
     `on_start` is called once everything has been checked. `on_round` gets the rows as they come, and a function that takes
-    snapshots, both by the number of the run: one that could not go on, which its `error` tells, has none. Returns the runs and
-    what the engine has to say of itself.
+    snapshots, both by the number of the run: one that could not go on, which its `error` tells, has none. `on_end` may ask the
+    clients of the others once more, as they stand after the last round; by the serial engine, since for one exchange a quick way
+    is not worth looking for. Returns the runs and what the engine has to say of itself.
     """
-    method.check_order()
     tolerance.availability.check(method.fitted(model), len(federations[0].train))
     size = cohort_size(cohort, len(federations[0].train), tolerance.min_clients)
-    place = find_device(device)
-    runs, memos = [], []
-    federations = together([federation.to(place) for federation in federations])
-    for index, (federation, start, seed) in enumerate(zip(federations, starts, seeds, strict=True)):
-        params, buffers = (to(group, place, dtype) for group in start)
-        outputs = _check_fit(model, params, buffers, federation, dtype)
-        _check_public(method, federation)
-        world = World(("method", seed), len(federation.train), federation.classes, len(federation.public), outputs)
-        state, memo = method.start(model, params, buffers, world)
-        runs.append(Run(index, seed, state, has_validation=len(federation.validation) > 0))
-        memos.append(memo)
+    federations, runs, memos = begin(model, method, federations, starts, seeds, find_device(device), dtype)
     host = open_engine(engine, model, federations, memos, dtype, options or {})
     for run, held in zip(runs, resume, strict=False):
         run.state, run.costs = held.state, held.costs
@@ -156,9 +147,34 @@ def simulate_runs(
             ):  # fmt: skip
                 going = [run for run in runs if run.error is None]
                 on_round({run.index: row for run, row in zip(going, rows, strict=True)}, snapshots)
+        ended = [run for run in runs if run.error is None]
+        plain = Serial(model, federations, memos, dtype)
+        for run in ended:
+            plain.restore(run.index, host.memos_of(run.index))
+        on_end(plain, ended)
         return runs, {"name": type(host).__name__.lower(), **host.facts()}
     finally:
         host.close()
+
+
+def begin(
+    model: Model, method: Method, federations: Sequence[Federation],
+    starts: Sequence[tuple[Mapping[str, Tensor], Mapping[str, Tensor]]], seeds: Sequence[int],
+    place: torch.device, dtype: torch.dtype,
+) -> tuple[list[Federation], list[Run], list[Groups]]:  # fmt: skip
+    """Runs before their first round, on a device: the federations, the runs, and the memo that each one's clients begin with."""
+    method.check_order()
+    runs, memos = [], []
+    there = together([federation.to(place) for federation in federations])
+    for index, (federation, start, seed) in enumerate(zip(there, starts, seeds, strict=True)):
+        params, buffers = (to(group, place, dtype) for group in start)
+        outputs = _check_fit(model, params, buffers, federation, dtype)
+        _check_public(method, federation)
+        world = World(("method", seed), len(federation.train), federation.classes, len(federation.public), outputs)
+        state, memo = method.start(model, params, buffers, world)
+        runs.append(Run(index, seed, state, has_validation=len(federation.validation) > 0))
+        memos.append(memo)
+    return there, runs, memos
 
 
 def cohort_size(cohort: int | float, clients: int, least: int = 1) -> int:
