@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import pytest
@@ -73,7 +73,7 @@ def run(
     return [one.state for one in runs], rows
 
 
-@lru_cache(maxsize=None)
+@cache
 def oracle(text: str, norm: bool, seeds: tuple[int, ...] = (0,)) -> tuple[list[Any], list[Row]]:
     """What `serial` makes of it: once for all that are compared with it."""
     return run(Serial, text, norm, seeds)
