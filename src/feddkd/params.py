@@ -46,6 +46,17 @@ def weighted_mean(stacked: Tensors, weights: Sequence[float]) -> dict[str, Tenso
     return combine(mean, stacked)
 
 
+def trimmed_mean(stacked: Tensors, cut: int) -> dict[str, Tensor]:
+    """Coordinate by coordinate the mean of all but the `cut` smallest and the `cut` largest; of whole numbers the largest."""
+
+    def mean(tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point():
+            return tensor.amax(0)
+        return tensor.sort(0).values[cut : len(tensor) - cut].mean(0)
+
+    return combine(mean, stacked)
+
+
 def only(group: Tensors, names: Iterable[str]) -> dict[str, Tensor]:
     wanted = set(names)
     return {name: tensor for name, tensor in group.items() if name in wanted}
