@@ -17,6 +17,7 @@ ROOT = Path(__file__).parent.parent
 MATHEMATICS = ("tests/test_laws.py", "tests/test_reference.py")
 DRIFT = "tests/test_methods_drift.py"
 GATHERING = ("tests/test_gathering.py",)
+PRIVACY = ("tests/test_privacy.py",)
 
 
 class Mutant(NamedTuple):
@@ -103,6 +104,11 @@ MUTANTS = [
            "dict.fromkeys(phase.collect, Collect.MEAN_BY_CLIENTS)", "phase.collect", GATHERING),
     Mutant("the median leaves nobody out", "methods/gathering.py",
            'return most if self.gather == "median"', 'return 0 if self.gather == "median"', GATHERING),
+    Mutant("a replaced client counted like a removed one", "privacy.py", "(2 / z) ** 2", "(1 / z) ** 2", PRIVACY),
+    Mutant("the same, where cohorts are sampled", "privacy.py",
+           "library.GaussianDpEvent(z / 2)", "library.GaussianDpEvent(z)", PRIVACY),
+    Mutant("only one step of DKD is accounted for", "privacy.py",
+           "in method.plan(round)]", "in method.plan(round) if exchange.step == 1]", PRIVACY),
     Mutant("a checkpoint without the clients' memos", "checkpoint.py",
            "for client, memo in snapshot.memos.items()}", "for client, memo in ()}", ("tests/test_resume.py",)),
 ]  # fmt: skip

@@ -93,7 +93,7 @@ def run(
     - transform: in place of the one that goes with the data, as in "pad(pixels=2) | normalise(mean=0.5, std=0.5)"
     - evaluation = "auto", or global, client_mean, client_pooled; dtype = "float32", or float64
     - diagnostics = true logs the theory's quantities (L1', L2', their bound, update norms, clients' losses) in every round
-    - target: a test accuracy whose price is reported; name: a label for tables
+    - target: a test accuracy whose price is reported; delta: of the epsilon that methods with noise report; name: a label
 
     A table [sweep] lists values, as in seed = [0, 1, 2]. Change any key by --set rounds=5, --set 'method=fedavg(lr=0.3)',
     --set 'sweep.seed=[0, 1]'.

@@ -23,7 +23,7 @@ from feddkd.method import Method
 from feddkd.methods import parse
 from feddkd.models import MODELS, Architecture
 from feddkd.simulation import cohort_size
-from feddkd.spelling import Bound, Count, Share, Whole, checked
+from feddkd.spelling import Bound, Chance, Count, Share, Whole, checked
 
 Fraction = typing.Annotated[float, Bound(least=0, below=1)]
 
@@ -49,6 +49,9 @@ class Experiment:
     dtype: Literal["float32", "float64"] = "float32"
     diagnostics: bool = False  # log the theory's quantities in every round; changes no number of the run
     target: Share | None = None  # test accuracy whose price is reported; changes no number of the run
+    delta: Chance | None = (
+        None  # of the epsilon that methods with noise report, 1/(10 K) unless said; changes no number of the run
+    )
     name: str = ""  # a label for tables; changes no number of the run
 
     def __post_init__(self) -> None:

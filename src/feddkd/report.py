@@ -17,11 +17,23 @@ def table(records: Sequence[Record]) -> Table:
     groups = families(records)
     page = Table(title="Test accuracy in %", box=SIMPLE_HEAD, padding=0, show_edge=False)
     page.caption, page.caption_justify = _caption(records, target), "left"
+    private = any("epsilon" in record.history[-1] for record in records)
     page.add_column("method", overflow="fold", min_width=13)
-    for heading in ("best", "last", "average", *(("n",) if target is None else ("hit", "rounds", "comms", "steps", "MB"))):
+    for heading in (
+        "best",
+        "last",
+        "average",
+        *(["epsilon"] if private else []),
+        *(("n",) if target is None else ("hit", "rounds", "comms", "steps", "MB")),
+    ):
         page.add_column(heading, justify="right", no_wrap=True)
     for label, group in zip(labels(groups), groups, strict=True):
-        page.add_row(label, *_accuracies(group), *([str(len(group))] if target is None else _price(group, target)))
+        page.add_row(
+            label,
+            *_accuracies(group),
+            *([_epsilon(group)] if private else []),
+            *([str(len(group))] if target is None else _price(group, target)),
+        )
     return page
 
 
@@ -70,6 +82,8 @@ def _caption(records: Sequence[Record], target: float | None) -> str:
         f"accuracy of {'; or of '.join(protocols)}; mean ± population std over n seeds",
         f"best: at the {' or '.join(selections)}; last: at the end; average: before DKD in the last round",
     ]
+    if deltas := sorted({record.history[-1]["delta"] for record in records if "delta" in record.history[-1]}):
+        lines.append(f"epsilon: differential privacy of clients at the end, at delta {' or '.join(f'{d:.3g}' for d in deltas)}")
     if target is not None:
         lines.append(f"hit: seeds that reached {100 * target:g} %, and what that cost them on average")
     if unfinished := sum(not record.finished for record in records):
@@ -85,6 +99,12 @@ def _accuracies(group: list[Record]) -> list[str]:
         _percent([summary["final_test_accuracy"] for summary in summaries]),
         _percent(averages) if averages else "-",
     ]
+
+
+def _epsilon(group: list[Record]) -> str:
+    """The same for all seeds; JSON has no infinity, so it stands there as null."""
+    last = group[0].history[-1]
+    return "-" if "epsilon" not in last else "infinite" if last["epsilon"] is None else f"{last['epsilon']:.2f}"
 
 
 def _price(group: list[Record], target: float) -> list[str]:

@@ -96,8 +96,8 @@ class Session:
                     [ready.model.initial(("init", e.seed)) for ready, e in zip(prepared, self.experiments, strict=True)],
                     [experiment.seed for experiment in self.experiments],
                     rounds=first.rounds, cohort=first.cohort, protocol=first.protocol, engine=engine, device=device,
-                    dtype=DTYPES[first.dtype], options=options, diagnostics=first.diagnostics, resume=self.snapshots,
-                    on_round=lambda rows, snapshots: self._after(rows, snapshots, halt, on_row),
+                    dtype=DTYPES[first.dtype], options=options, diagnostics=first.diagnostics, delta=first.delta,
+                    resume=self.snapshots, on_round=lambda rows, snapshots: self._after(rows, snapshots, halt, on_row),
                 )  # fmt: skip
             self.writer.wait()
             return [

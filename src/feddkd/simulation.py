@@ -27,8 +27,9 @@ from feddkd.method import Method, World
 from feddkd.methods import parse
 from feddkd.models import Model, functional
 from feddkd.params import Groups, Tensors, to
+from feddkd.privacy import ledger
 from feddkd.rounds import Row, Run, play
-from feddkd.spelling import Count, Share, Whole, checked
+from feddkd.spelling import Chance, Count, Share, Whole, checked
 
 ENGINES: Mapping[str, Callable[..., Engine]] = {"serial": Serial, "batched": Batched, "pool": Pool}
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -62,13 +63,15 @@ def simulate(
     initial: Mapping[str, Tensor] | None = None,
     dtype: torch.dtype | str | None = None,
     diagnostics: bool = False,
+    delta: float | None = None,
 ) -> Result:
     """Run a method on clients' data: pairs (x, y) of tensors or arrays, or torch datasets; x as the network takes it.
 
     `cohort` is a fraction of the clients (0.5) or a number of them (10). `initial` is a state dict to start from; without it the
     seed draws fresh weights by the layers' own `reset_parameters`, whatever the module's weights are now. `dtype` is that of the
     weights unless said. `public` is what the server holds for everybody to see, for the methods that need such data.
-    `diagnostics` adds the theory's quantities (L1', L2', update norms, ...) to every row.
+    `diagnostics` adds the theory's quantities (L1', L2', update norms, ...) to every row. `delta` is that of the epsilon which
+    methods with noise report, 1 / (10 K) unless said.
     """
     federation = assemble(
         [_examples(client, f"client {k}") for k, client in enumerate(clients)],
@@ -84,7 +87,7 @@ def simulate(
         network, chosen, [federation], [start], [seed],
         rounds=checked(rounds, Count, "rounds"), cohort=cohort, protocol=fitting_protocol(chosen, own_tests=False),
         engine=engine, device=device, dtype=_dtype(dtype, start[0]), on_round=lambda rows, _: history.append(rows[0]),
-        diagnostics=diagnostics,
+        diagnostics=diagnostics, delta=checked(delta, Chance | None, "delta"),
     )[0][0]  # fmt: skip
     return Result({**run.state["params"], **run.state["buffers"]}, history)
 
@@ -105,6 +108,7 @@ def simulate_runs(
     on_round: Callable[[list[Row], Callable[[], list[Snapshot]]], None],
     options: Mapping[str, Any] | None = None,
     diagnostics: bool = False,
+    delta: float | None = None,
     resume: Sequence[Snapshot] = (),
 ) -> tuple[list[Run], dict[str, Any]]:
     """Runs of one method in lock-step: one federation, start and seed for each; or they `resume`, all after the same round.
@@ -134,10 +138,13 @@ def simulate_runs(
     def snapshots() -> list[Snapshot]:
         return [Snapshot(rows[0]["round"], run.state, run.costs, host.memos_of(run.index), host.facts()) for run in runs]
 
+    first = resume[0].round + 1 if resume else 1
     try:
+        spent = ledger(method.fitted(model), len(federations[0].train), size, delta, first)
         for rows in play(method, model, host, runs, cohort=size, last=rounds, protocol=protocol, diagnostics=diagnostics,
-            first=resume[0].round + 1 if resume else 1,
+            first=first,
         ):  # fmt: skip
+            rows = [{**row, **now} for now in [next(spent)] for row in rows]
             on_round(rows, snapshots)
         return runs, {"name": type(host).__name__.lower(), **host.facts()}
     finally:

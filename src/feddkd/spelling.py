@@ -54,6 +54,7 @@ Whole = Annotated[int, Bound(least=0)]
 Positive = Annotated[float, Bound(above=0)]
 NonNegative = Annotated[float, Bound(least=0)]
 Share = Annotated[float, Bound(above=0, most=1)]
+Chance = Annotated[float, Bound(above=0, below=1)]
 Momentum = Annotated[float, Bound(least=0, below=1)]
 
 

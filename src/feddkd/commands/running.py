@@ -51,8 +51,8 @@ def run_all(
     console(stderr=as_json).print(table([find(place / folder_name(e))[0] for e, place in zip(experiments, places, strict=True)]))
     if as_json:
         wanted = ("digest", "method", "seed", "rounds", "test_accuracy", "best_round", "final_test_accuracy", "communications",
-                  "local_steps", "bytes_up", "bytes_down", "seconds", "selection", "to_target")  # fmt: skip
-        print(json.dumps({"runs": [{key: done[at][key] for key in wanted} for at in range(len(experiments))]}))
+                  "local_steps", "bytes_up", "bytes_down", "epsilon", "delta", "seconds", "selection", "to_target")  # fmt: skip
+        print(json.dumps({"runs": [{key: done[at][key] for key in wanted if key in done[at]} for at in range(len(experiments))]}))
 
 
 class _Lines(logging.Handler):
