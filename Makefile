@@ -37,6 +37,17 @@ methods-table: $(DONE) ## every method with and without DKD on the digits, five 
 mutants: $(DONE) ## break the code on purpose, one thing at a time, and see a test fail for each
 	$(BIN)/python tests/mutants.py
 
+faults: $(DONE) ## kill runs at 120 random moments and see each go on to the same bits
+	OMP_NUM_THREADS=1 $(BIN)/python tests/sigkills.py
+
+soak: $(DONE) ## 2,000 rounds of a tiny job on two engines: memory must stay flat
+	OMP_NUM_THREADS=1 $(BIN)/python tests/soak.py serial
+	OMP_NUM_THREADS=1 $(BIN)/python tests/soak.py batched
+
+fuzz: $(DONE) ## feed damaged input to the experiment loader, the method parser and the data readers
+	-$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz.py
+
 format: $(DONE) ## put the code in order
 	$(BIN)/ruff check --fix --quiet
 	$(BIN)/ruff format --quiet
@@ -44,4 +55,4 @@ format: $(DONE) ## put the code in order
 clean: ## remove what the targets above made, except runs
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo test methods-docs methods-table mutants format clean
+.PHONY: help setup demo test methods-docs methods-table mutants faults soak fuzz format clean

@@ -1,5 +1,6 @@
 """The command line: feddkd run | resume | report | methods | data | paper | bench."""
 
+import errno
 import os
 import sys
 from pathlib import Path
@@ -33,6 +34,8 @@ app = typer.Typer(
 app.add_typer(data_app, name="data")
 app.add_typer(paper_app, name="paper")
 
+WRONG_PATHS = "ENOENT EACCES EPERM EEXIST ENOTDIR EISDIR EROFS ENAMETOOLONG ELOOP"  # that a user has given
+
 
 def main() -> None:
     """Entry point: a user's mistake is one line on standard error and exit status 2, never a traceback."""
@@ -46,8 +49,10 @@ def main() -> None:
         _fail(str(halted), status=halted.status)
     except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted", status=130)
-    except OSError as error:  # a full disk, a closed pipe
-        _fail(str(error), status=1)
+    except OSError as error:
+        _fail(
+            str(error), status=2 if errno.errorcode.get(error.errno or 0) in WRONG_PATHS.split() else 1
+        )  # else a full disk, a closed pipe
     except Exception as error:
         if not hasattr(error, "format_message"):  # typer's usage errors have it, and no public class of their own
             raise

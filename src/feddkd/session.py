@@ -89,15 +89,14 @@ class Session:
         self.recorders, self.writer = [Recorder(folder) for folder in self.folders], Writer()
         try:
             with Halt() as halt:
-                self._open(prepared, engine, find_device(device))
-                self.last = self.saved = time.perf_counter()
                 runs, facts = simulate_runs(
                     prepared[0].model, first.parsed_method, [ready.federation for ready in prepared],
                     [ready.model.initial(("init", e.seed)) for ready, e in zip(prepared, self.experiments, strict=True)],
                     [experiment.seed for experiment in self.experiments],
                     rounds=first.rounds, cohort=first.cohort, protocol=first.protocol, engine=engine, device=device,
                     dtype=DTYPES[first.dtype], options=options, diagnostics=first.diagnostics, delta=first.delta,
-                    resume=self.snapshots, on_round=lambda rows, snapshots: self._after(rows, snapshots, halt, on_row),
+                    resume=self.snapshots, on_start=lambda: self._open(prepared, engine, find_device(device)),
+                    on_round=lambda rows, snapshots: self._after(rows, snapshots, halt, on_row),
                 )  # fmt: skip
             self.writer.wait()
             return [
@@ -120,6 +119,7 @@ class Session:
             else:
                 recorder.begin(manifest)
                 self.histories.append([])
+        self.last = self.saved = time.perf_counter()
 
     def _after(
         self, rows: list[Row], snapshots: Callable[[], list[Snapshot]], halt: Halt, on_row: Callable[[int, Row], None]

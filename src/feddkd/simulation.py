@@ -106,6 +106,7 @@ def simulate_runs(
     device: str,
     dtype: torch.dtype,
     on_round: Callable[[list[Row], Callable[[], list[Snapshot]]], None],
+    on_start: Callable[[], None] = lambda: None,
     options: Mapping[str, Any] | None = None,
     diagnostics: bool = False,
     delta: float | None = None,
@@ -113,8 +114,8 @@ def simulate_runs(
 ) -> tuple[list[Run], dict[str, Any]]:
     """Runs of one method in lock-step: one federation, start and seed for each; or they `resume`, all after the same round.
 
-    `on_round` gets their rows as they come, and a function that takes snapshots. Returns the runs and what the engine has to say
-    of itself.
+    `on_start` is called once everything has been checked. `on_round` gets their rows as they come, and a function that takes
+    snapshots. Returns the runs and what the engine has to say of itself.
     """
     method.check_order()
     place = find_device(device)
@@ -141,6 +142,7 @@ def simulate_runs(
     first = resume[0].round + 1 if resume else 1
     try:
         spent = ledger(method.fitted(model), len(federations[0].train), size, delta, first)
+        on_start()
         for rows in play(method, model, host, runs, cohort=size, last=rounds, protocol=protocol, diagnostics=diagnostics,
             first=first,
         ):  # fmt: skip
