@@ -12,7 +12,7 @@ METHODS = {
     "auto": "fedavg(epochs=1, batch_size=32) | dkd(steps='auto', limit=3)",
     "kept with the client": "scaffold(epochs=1, batch_size=32) | dkd(steps=2)",
     "own models": "feddistill(epochs=1, batch_size=32)",
-    "noise": "fedavg(epochs=1, batch_size=32, clip=0.5, noise=1.0) | dkd(steps=2, gather='median')",
+    "noise": "fedavg(epochs=1, batch_size=32, clip=0.5, noise=4.0) | dkd(steps=2, clip=0.5, noise=9.0)",
 }
 OFTEN = Every(rounds=1)
 ENGINES: dict[str, dict[str, Any]] = {

@@ -49,10 +49,8 @@ def main() -> None:
         _fail(str(halted), status=halted.status)
     except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted", status=130)
-    except OSError as error:
-        _fail(
-            str(error), status=2 if errno.errorcode.get(error.errno or 0) in WRONG_PATHS.split() else 1
-        )  # else a full disk, a closed pipe
+    except OSError as error:  # else than a wrong path it is a full disk, a closed pipe
+        _fail(str(error), status=2 if errno.errorcode.get(error.errno or 0) in WRONG_PATHS.split() else 1)
     except Exception as error:
         if not hasattr(error, "format_message"):  # typer's usage errors have it, and no public class of their own
             raise

@@ -49,9 +49,7 @@ class Experiment:
     dtype: Literal["float32", "float64"] = "float32"
     diagnostics: bool = False  # log the theory's quantities in every round; changes no number of the run
     target: Share | None = None  # test accuracy whose price is reported; changes no number of the run
-    delta: Chance | None = (
-        None  # of the epsilon that methods with noise report, 1/(10 K) unless said; changes no number of the run
-    )
+    delta: Chance | None = None  # of the epsilon that methods with noise report; changes no number of the run
     name: str = ""  # a label for tables; changes no number of the run
 
     def __post_init__(self) -> None:

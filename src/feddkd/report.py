@@ -19,21 +19,12 @@ def table(records: Sequence[Record]) -> Table:
     page.caption, page.caption_justify = _caption(records, target), "left"
     private = any("epsilon" in record.history[-1] for record in records)
     page.add_column("method", overflow="fold", min_width=13)
-    for heading in (
-        "best",
-        "last",
-        "average",
-        *(["epsilon"] if private else []),
-        *(("n",) if target is None else ("hit", "rounds", "comms", "steps", "MB")),
-    ):
+    price = ["n"] if target is None else ["hit", "rounds", "comms", "steps", "MB"]
+    for heading in ["best", "last", "average", *(["epsilon"] if private else []), *price]:
         page.add_column(heading, justify="right", no_wrap=True)
     for label, group in zip(labels(groups), groups, strict=True):
-        page.add_row(
-            label,
-            *_accuracies(group),
-            *([_epsilon(group)] if private else []),
-            *([str(len(group))] if target is None else _price(group, target)),
-        )
+        spent = [_epsilon(group)] if private else []
+        page.add_row(label, *_accuracies(group), *spent, *([str(len(group))] if target is None else _price(group, target)))
     return page
 
 

@@ -20,7 +20,7 @@ from feddkd.errors import InputError
 from feddkd.keys import generator
 from feddkd.spelling import Bound, Whole
 
-Drawn = Annotated[int, Bound(least=1, most=1_000_000)]  # a million takes an hour: more is a slip
+Drawn = Annotated[int, Bound(least=1, most=1_000_000)]  # more is a slip
 DIGITS = tuple("0123456789")
 LETTERS = tuple("abcdefghijklmnopqrstuvwxyz")
 CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck"
