@@ -96,6 +96,14 @@ def test_rounds_before_the_warm_up_is_over_release_the_update_alone() -> None:
     assert multiplier(method, 3) == pytest.approx((1.1**-2 + 3 * 2.0**-2) ** -0.5)
 
 
+@pytest.mark.parametrize("noise", [1e-9, 1e-6, 1e-3, 1e6])
+def test_absurd_noise_has_an_epsilon_too(noise: float) -> None:
+    z = multiplier(parse(f"fedavg(clip=1.0, noise={noise}) | dkd(steps=2, clip=1.0, noise={noise})"), 1)
+    first, second = epsilons([z, z], 10, 2, 1e-3)
+    assert 0 <= first <= second
+    assert (second == math.inf) is (noise < 1e-6)
+
+
 def test_only_what_clients_upload_counts() -> None:
     quiet = "fedavg(clip=1.0, noise=1.1) | server_adam()"
     assert multiplier(parse(quiet), 1) == pytest.approx(1.1)

@@ -13,10 +13,13 @@ from itertools import count, islice, repeat
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 from feddkd.errors import InputError
 from feddkd.method import Method, Phase
 
 log = logging.getLogger(__name__)
+LEAST = 1e-6  # noise below it is none: epsilon would be beyond 1e12
 
 
 def ledger(method: Method, clients: int, cohort: int, delta: float | None, first: int = 1) -> Iterator[dict[str, float]]:
@@ -41,8 +44,8 @@ def multiplier(method: Method, round: int) -> float:
 
 
 def _is_bare(phase: Phase) -> bool:
-    """Whether it takes something from clients and adds no noise."""
-    return phase.client is not None and phase.at == "clients" and bool(phase.collect or phase.every) and not phase.noise
+    """Whether it takes something from clients and adds no noise worth the name."""
+    return phase.client is not None and phase.at == "clients" and bool(phase.collect or phase.every) and phase.noise < LEAST
 
 
 def epsilons(multipliers: Iterable[float], clients: int, cohort: int, delta: float) -> Iterator[float]:
@@ -56,7 +59,8 @@ def epsilons(multipliers: Iterable[float], clients: int, cohort: int, delta: flo
     orders, spent, precision = library.rdp.RdpAccountant().orders, 0.0, 0.0
     for z in multipliers:
         spent, precision = spent + cost(z), precision + ((2 / z) ** 2 if z else math.inf)
-        exact = library.get_epsilon_gaussian(precision**-0.5 if precision else math.inf, delta)
+        with np.errstate(divide="ignore"):  # the library takes the logarithm of nought and knows what to make of it
+            exact = library.get_epsilon_gaussian(precision**-0.5 if precision else math.inf, delta)
         yield min(float(exact), float(library.rdp.compute_epsilon(orders, spent, delta)[0]))
 
 

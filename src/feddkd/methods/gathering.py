@@ -22,7 +22,7 @@ from feddkd.keys import fold, generator
 from feddkd.method import Collect, Finish, Fold, Phase, ServerFn, World
 from feddkd.models import Model
 from feddkd.params import Groups, Tensors, combine, trimmed_mean, zeros
-from feddkd.spelling import LATER, Bound, NonNegative, Positive
+from feddkd.spelling import LATER, Bound, Positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,9 +30,8 @@ class Gathering:
     """Options of an exchange whose clients upload one thing: a model or a gradient."""
 
     clip: Annotated[Positive | None, LATER] = None  # the most that the L2 norm of a client's update may be
-    noise: Annotated[NonNegative, LATER] = (
-        0.0  # z: the server adds Gaussian noise of deviation z clip / m to the mean of m updates
-    )
+    # z: the server adds Gaussian noise of deviation z clip / m to the mean of m updates
+    noise: Annotated[float, Bound(least=0, most=1e6), LATER] = 0.0
     gather: Annotated[Literal["mean", "median", "trimmed"], LATER] = "mean"  # median and trimmed mean: by coordinate, all alike
     trim: Annotated[float, Bound(least=0, below=0.5), LATER] = 0.1  # share of the clients left out at each end of "trimmed"
 
