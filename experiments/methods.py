@@ -109,7 +109,8 @@ def play(method: str, job: Mapping[str, Any], seeds: int, runs: Path) -> list[Re
     missing = [one for one in experiments if not (runs / folder_name(one) / "summary.json").exists()]
     if missing:
         print(f"{method}, {len(missing)} seeds", file=sys.stderr)
-        execute(missing, out=runs)
+        if ended := [summary["ended"] for summary in execute(missing, out=runs) if "ended" in summary]:
+            sys.exit("; ".join(ended))
     return [find(runs / folder_name(one))[0] for one in experiments]
 
 

@@ -18,6 +18,7 @@ MATHEMATICS = ("tests/test_laws.py", "tests/test_reference.py")
 DRIFT = "tests/test_methods_drift.py"
 GATHERING = ("tests/test_gathering.py",)
 PRIVACY = ("tests/test_privacy.py",)
+FAULTS = ("tests/test_faults.py",)
 
 
 class Mutant(NamedTuple):
@@ -41,7 +42,8 @@ MUTANTS = [
     Mutant("distillation gradients weighted by examples", "methods/dkd.py", "MEAN_BY_CLIENTS", "MEAN_BY_EXAMPLES"),
     Mutant("distillation climbs instead of descending", "methods/dkd.py", '-rates["lr"]', 'rates["lr"]'),
     Mutant("all clients draw with one key", "engines/serial.py", "key = (*order.key, client)", "key = (*order.key, 0)"),
-    Mutant("all rounds draw with one key", "rounds.py", "(run.seed, t, exchange.index", "(run.seed, 1, exchange.index"),
+    Mutant("all rounds draw with one key", "exchanges.py",
+           "(run.seed, turn.round, exchange.index", "(run.seed, 1, exchange.index"),
     Mutant("memo lost between exchanges", "engines/serial.py", "retained(memo, exchange.retain)", "retained(memo, frozenset())"),
     Mutant("mu dropped", "objectives.py", "mu / 2 * total", "0 * total"),
     Mutant("mu in place of mu/2", "objectives.py", "mu / 2 * total", "mu * total"),
@@ -62,9 +64,9 @@ MUTANTS = [
     Mutant("AMSGrad ignored", "optimisers.py", 'after["largest" if amsgrad else "second"]', 'after["second"]'),
     Mutant("last partial batch dropped", "data/batches.py", "math.ceil(examples / self.batch_size)", "max(whole, 1)"),
     Mutant("shuffled although the batch takes in everything", "data/batches.py",
-           "reads.random and len(free) > reads.batch_size", "reads.random", ("tests/test_simulate.py",)),
-    Mutant("later exchanges go to the whole cohort", "rounds.py",
-           "client not in asked - answered", "client not in set()"),
+           "if reads.random and count > size", "if reads.random", ("tests/test_simulate.py",)),
+    Mutant("later exchanges go to the whole cohort", "exchanges.py",
+           "client not in missing", "client not in set()"),
     Mutant("evaluation normalises by the test batch", "evaluate.py", 'batch.x, mode="eval"', 'batch.x, mode="batch"'),
     Mutant("an exchange of DKD counted as free", "costs.py",
            "self.communications + 1", "self.communications + (phase.name == 'local')"),
@@ -91,7 +93,7 @@ MUTANTS = [
     Mutant("DKD goes on though it hurts", "methods/dkd.py",
            "better = (loss < lowest) |", "better = (loss < loss + 1) |", ("tests/test_dkd.py",)),
     Mutant("examples set aside are taught all the same", "data/batches.py",
-           "free = np.setdiff1d(free, spared(reads, examples, key))", "pass", ("tests/test_batches.py", "tests/test_dkd.py")),
+           "free = None if aside is None else", "free = None if True else", ("tests/test_batches.py", "tests/test_dkd.py")),
     Mutant("a bound that bounds only the parameters", "methods/gathering.py",
            "for g, tensors in upload.items() for n", "for g, tensors in list(upload.items())[:1] for n", GATHERING),
     Mutant("updates within the bound stretched to it", "methods/gathering.py",
@@ -109,6 +111,17 @@ MUTANTS = [
            "library.GaussianDpEvent(z / 2)", "library.GaussianDpEvent(z)", PRIVACY),
     Mutant("only one step of DKD is accounted for", "privacy.py",
            "in method.plan(round)]", "in method.plan(round) if exchange.step == 1]", PRIVACY),
+    Mutant("late uploads count", "exchanges.py",
+           "for client, why in events.items() if why}", "for client, why in events.items() if why == 'drop'}", FAULTS),
+    Mutant("a client that dropped out computes all the same", "exchanges.py",
+           '_those(order, one, "late")', '_those(order, one, "drop")', FAULTS),
+    Mutant("too few clients are taken in all the same", "exchanges.py",
+           "len(turn.cohort) < self.tolerance.min_clients", "len(turn.cohort) < 1", FAULTS),
+    Mutant("a round that went bad is left as it is", "rounds.py", "[turn] if good else", "[turn] if True else", FAULTS),
+    Mutant("a client whose numbers went bad keeps them", "exchanges.py", "if client not in bad}", "}", FAULTS),
+    Mutant("what is restored is added to what is held", "engines/serial.py", "if at[0] != run}", "}", FAULTS),
+    Mutant("workers remember what was undone", "engines/pool.py",
+           "self._changed |= {(own, client)", "_ = {(own, client)", FAULTS),
     Mutant("a checkpoint without the clients' memos", "checkpoint.py",
            "for client, memo in snapshot.memos.items()}", "for client, memo in ()}", ("tests/test_resume.py",)),
 ]  # fmt: skip

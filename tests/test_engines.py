@@ -245,7 +245,7 @@ def test_two_runs_of_the_batched_engine_give_identical_bits() -> None:
 ON_CUDA: dict[str, dict[str, Any]] = {
     **{name: way for name, way in WAYS.items() if name != "traced"},  # that one is for CPUs
     "graph": {"strategy": "graph"}, "streams": {"strategy": "streams"}, "fused": {"strategy": "fused"}, "fused-streams":
-    {"strategy": "fused-streams"}, "graph in chunks": {"strategy": "graph", "lanes": 2},
+    {"strategy": "fused-streams"}, "kernels": {"strategy": "kernels"}, "graph in chunks": {"strategy": "graph", "lanes": 2},
 }  # fmt: skip
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -284,7 +284,7 @@ def test_several_seeds_on_cuda_are_the_seeds_one_by_one(way: str) -> None:
 @pytest.mark.parametrize("norm", [False, True], ids=["no batch norm", "batch norm"])
 @pytest.mark.parametrize("cohorts", [SILENT, ALIKE, UNLIKE], ids=["one falls silent", "equal cohorts", "unequal cohorts"])
 @pytest.mark.parametrize("rule", list(Collect))
-@pytest.mark.parametrize("way", ["auto", "vmap", "graph", "streams", "fused"])
+@pytest.mark.parametrize("way", ["auto", "vmap", "graph", "streams", "fused", "kernels"])
 def test_distillation_of_several_runs_on_cuda_is_theirs_one_by_one(norm: bool, cohorts: Cohorts, rule: Collect, way: str) -> None:
     expected = distillations(Serial, cohorts, rule, norm)
     found = distillations(Batched, cohorts, rule, norm, place="cuda", strategy=way, precision="fp32")

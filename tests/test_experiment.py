@@ -27,6 +27,7 @@ SAME: list[dict[str, Any]] = [
     {"transform": "normalise(mean=0.3053, std=0.3760)"},
     {"evaluation": "global"},
     {"dtype": "float32"},
+    {"availability": "always()", "min_clients": 1, "on_divergence": "drop"},
     {"name": "mine"},
     {"target": 0.9},
 ]
@@ -50,6 +51,9 @@ OTHER: list[dict[str, Any]] = [
     {"transform": "normalise(mean=0.5, std=0.5)"},
     {"evaluation": "client_mean"},
     {"dtype": "float64"},
+    {"availability": "random()"},
+    {"min_clients": 2},
+    {"on_divergence": "stop"},
 ]
 
 
@@ -106,6 +110,13 @@ def test_evaluation_follows_method_and_partition() -> None:
         ({"method": "fedsvg()"}, ["method", "'fedsvg'", "fedavg"]),
         ({"method": "dkd()"}, ["'distil'", "fedavg() | dkd()"]),
         ({"method": 5}, ["method", "a text", "5"]),
+        ({"availability": "never()"}, ["availability", "'never'", "always, random, trace"]),
+        ({"availability": "random(drop=0.6, late=0.5)"}, ["random", "1.1", "at most"]),
+        ({"availability": "random(drop=-1)"}, ["drop", ">= 0 and <= 1"]),
+        ({"availability": "trace(file='nowhere.csv')"}, ["trace", "nowhere.csv", "No such file"]),
+        ({"min_clients": 0}, ["min_clients", ">= 1"]),
+        ({"min_clients": 11}, ["min_clients is 11", "a cohort has 10"]),
+        ({"on_divergence": "panic"}, ["on_divergence", "'drop', 'stop', 'continue'"]),
         ({"data": "digitz"}, ["data source", "'digitz'", "digits"]),
         ({"partition": "iid() | iid()"}, ["one partition"]),
         ({"model": "mlp(depth=2)"}, ["model", "'depth'", "hidden"]),

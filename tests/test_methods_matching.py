@@ -404,7 +404,7 @@ def play_on(engine: str, text: str, norm: bool, **options: Any) -> tuple[list[An
     runs, _ = simulate_runs(
         model, parse(text), [world_of(seed) for seed in (0, 1)], [model.initial(("init", seed)) for seed in (0, 1)], (0, 1),
         rounds=3, cohort=3, protocol=Protocol.GLOBAL, engine=engine, device="cpu", dtype=torch.float64,
-        on_round=lambda r, _: rows.append(r), options=options,
+        on_round=lambda r, _: rows.append(list(r.values())), options=options,
     )  # fmt: skip
     return [run.state for run in runs], rows[-1]
 

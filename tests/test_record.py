@@ -97,7 +97,7 @@ def test_each_row_has_accuracies_by_protocol_and_costs(runs: Path) -> None:
 
 
 def test_a_run_that_diverges_still_writes_json(tmp_path: Path) -> None:
-    e = experiment(method="fedavg(epochs=1, lr=1e30)")
+    e = experiment(method="fedavg(epochs=1, lr=1e30)", on_divergence="continue", diagnostics=True)
     execute([e], out=tmp_path, engine="serial")
     rows = (tmp_path / folder_name(e) / "rounds.jsonl").read_text()
     assert not re.search("NaN|Infinity", rows)

@@ -1,6 +1,7 @@
 """Federated learning by decentralised knowledge distillation."""
 
 from feddkd.errors import ClientError as ClientError
+from feddkd.errors import DivergedError as DivergedError
 from feddkd.errors import InputError as InputError
 from feddkd.errors import NobodyAnsweredError as NobodyAnsweredError
 from feddkd.experiment import Experiment as Experiment
@@ -40,8 +41,9 @@ from feddkd.simulation import simulate as simulate
 from feddkd.version import __version__ as __version__
 
 __all__ = [
-    "METHODS", "ClientError", "Experiment", "InputError", "NobodyAnsweredError", "Result", "__version__", "astraea",
-    "data_sharing", "dkd", "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedbn", "feddf", "feddistill", "feddistill_plus",
-    "feddyn", "feded", "fedgen", "fedgkd", "fedma", "fedmax", "fednova", "fedntd", "fedprox", "fedyogi", "functional",
-    "local_bn", "moon", "parse", "scaffold", "server_adagrad", "server_adam", "server_momentum", "server_yogi", "simulate",
+    "METHODS", "ClientError", "DivergedError", "Experiment", "InputError", "NobodyAnsweredError", "Result",
+    "__version__", "astraea", "data_sharing", "dkd", "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedbn", "feddf",
+    "feddistill", "feddistill_plus", "feddyn", "feded", "fedgen", "fedgkd", "fedma", "fedmax", "fednova", "fedntd",
+    "fedprox", "fedyogi", "functional", "local_bn", "moon", "parse", "scaffold", "server_adagrad", "server_adam",
+    "server_momentum", "server_yogi", "simulate",
 ]  # fmt: skip

@@ -12,10 +12,10 @@ from feddkd.commands.bench import bench
 from feddkd.commands.data import data_app
 from feddkd.commands.methods import methods
 from feddkd.commands.paper import paper_app
-from feddkd.commands.running import Device, Engine, EveryMinutes, EveryRounds, Precision, Strategy, Threads, run_all
+from feddkd.commands.running import Device, Engine, EveryMinutes, EveryRounds, OnDivergence, Precision, Strategy, Threads, run_all
 from feddkd.commands.terminal import AsJson, DataDir, File, Settings
 from feddkd.commands.terminal import console as _console
-from feddkd.errors import ClientError, InputError, NobodyAnsweredError
+from feddkd.errors import ClientError, InputError, RunError
 from feddkd.experiment import load
 from feddkd.figure import curves
 from feddkd.halt import Halted
@@ -43,7 +43,7 @@ def main() -> None:
         sys.exit(app(standalone_mode=False))
     except InputError as error:
         _fail(str(error))
-    except (ClientError, NobodyAnsweredError) as error:
+    except (ClientError, RunError) as error:
         _fail(str(error), status=1)
     except Halted as halted:
         _fail(str(halted), status=halted.status)
@@ -75,6 +75,7 @@ def run(
     data: DataDir = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where run folders are written.")] = Path("runs"),
     fresh: Annotated[bool, typer.Option("--fresh", help="Run again what is finished or was cut short.")] = False,
+    on_divergence: OnDivergence = None,
     every_rounds: EveryRounds = None,
     every_minutes: EveryMinutes = 1.0,
     as_json: AsJson = False,
@@ -95,6 +96,9 @@ def run(
       clients' part that the server holds for everybody to see, for methods that use such data
     - transform: in place of the one that goes with the data, as in "pad(pixels=2) | normalise(mean=0.5, std=0.5)"
     - evaluation = "auto", or global, client_mean, client_pooled; dtype = "float32", or float64
+    - availability = "always()", or "random(drop=0.1, late=0.05)", "trace(file='faults.csv')": which clients do not answer;
+      min_clients = 1: with fewer left a round ends; on_divergence = "drop", or stop, continue: what becomes of a client whose
+      numbers are not finite
     - diagnostics = true logs the theory's quantities (L1', L2', their bound, update norms, clients' losses) in every round
     - target: a test accuracy whose price is reported; delta: of the epsilon that methods with noise report; name: a label
 
@@ -104,7 +108,7 @@ def run(
     Runs that are finished in DIR are left alone, and those that were cut short go on to the same numbers. Ctrl-C ends the round
     and saves; the second one stops at once.
     """
-    experiments = load(file, set_ or ())
+    experiments = load(file, [*(set_ or ()), *(() if on_divergence is None else (f"on_divergence={on_divergence}",))])
     run_all(
         experiments, [out] * len(experiments),
         engine=engine, device=device, precision=precision, strategy=strategy, threads=threads, data=data,
@@ -129,6 +133,9 @@ def resume(
 ) -> None:
     """Go on with the runs under some folders that were cut short, each from its last checkpoint."""
     found = [record for folder in folders for record in find(folder, begun=True)]
+    for record in found:
+        if record.experiment.digest != record.manifest["digest"]:
+            raise InputError(f"the run in {record.folder} cannot go on: a file that its experiment names has changed")
     run_all(
         [record.experiment for record in found], [record.folder.parent for record in found],
         engine=engine, device=device, precision=precision, strategy=strategy, threads=threads, data=data,

@@ -1,4 +1,4 @@
-"""What can go wrong and is worth a name: the user's input, a client, an exchange nobody answered."""
+"""What can go wrong and is worth a name: the user's input, a client, a run."""
 
 from collections.abc import Iterable
 
@@ -11,8 +11,16 @@ class ClientError(RuntimeError):
     """A client failed in an exchange; the message carries phase, client and key, so that it can be replayed."""
 
 
-class NobodyAnsweredError(RuntimeError):
+class RunError(RuntimeError):
+    """A run cannot go on. Those beside it can."""
+
+
+class NobodyAnsweredError(RunError):
     """An exchange came back empty; the message names the phase and the round."""
+
+
+class DivergedError(RunError):
+    """Numbers are no longer finite; the message names the phase, and the client and its key if it was one."""
 
 
 def choices(names: Iterable[str]) -> str:

@@ -27,6 +27,7 @@ def execute(
     fresh: bool = False,
 ) -> list[dict[str, Any]]:
     """Run experiments that differ in their seed alone, in lock-step; write their folders under `out`, return their summaries.
+    That of a run that could not go on has the reason, `ended`, and no numbers.
 
     Finished runs are left as they are, and those that were cut short go on, unless `fresh`.
     """

@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from feddkd.availability import OnDivergence, Tolerance, tolerance
 from feddkd.data.partition import PARTITIONS, Partition
 from feddkd.data.sources import SOURCES, Source
 from feddkd.data.transforms import transform
@@ -25,6 +26,7 @@ from feddkd.models import MODELS, Architecture
 from feddkd.simulation import cohort_size
 from feddkd.spelling import Bound, Chance, Count, Share, Whole, checked
 
+USUAL = {"availability": "always()", "min_clients": 1, "on_divergence": "drop"}
 Fraction = typing.Annotated[float, Bound(least=0, below=1)]
 
 
@@ -47,6 +49,9 @@ class Experiment:
     transform: str | None = None  # in place of the one that goes with the data
     evaluation: Literal["auto", "global", "client_mean", "client_pooled"] = "auto"
     dtype: Literal["float32", "float64"] = "float32"
+    availability: str = "always()"  # who does not answer when
+    min_clients: Count = 1  # with fewer left a round ends there
+    on_divergence: OnDivergence = "drop"  # what becomes of a client whose numbers are not finite
     diagnostics: bool = False  # log the theory's quantities in every round; changes no number of the run
     target: Share | None = None  # test accuracy whose price is reported; changes no number of the run
     delta: Chance | None = None  # of the epsilon that methods with noise report; changes no number of the run
@@ -56,7 +61,7 @@ class Experiment:
         hints = typing.get_type_hints(Experiment, include_extras=True)
         for item in fields(self):
             object.__setattr__(self, item.name, checked(getattr(self, item.name), hints[item.name], item.name))
-        cohort_size(self.cohort, self.clients)
+        cohort_size(self.cohort, self.clients, self.min_clients)
         self.canonical  # noqa: B018  # so that every text is read, and complained of, now
 
     @cached_property
@@ -76,6 +81,10 @@ class Experiment:
     @cached_property
     def architecture(self) -> Architecture:
         return MODELS.one(self.model)
+
+    @cached_property
+    def tolerance(self) -> Tolerance:
+        return tolerance(self.availability, self.min_clients, self.on_divergence)
 
     @property
     def transform_text(self) -> str:
@@ -106,7 +115,14 @@ class Experiment:
             "transform": transform(self.transform_text).canonical,
             "evaluation": self.protocol.name.lower(),
             "dtype": self.dtype,
+            **{key: value for key, value in self._faults.items() if value != USUAL[key]},
         }
+
+    @property
+    def _faults(self) -> dict[str, Any]:
+        """Keys that came later than others: left out of digests where they are as usual, so that digests last."""
+        availability = self.tolerance.availability.canonical
+        return {"availability": availability, "min_clients": self.min_clients, "on_divergence": self.on_divergence}
 
     @cached_property
     def digest(self) -> str:

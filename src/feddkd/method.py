@@ -133,6 +133,10 @@ class Phase:
     brings: Callable[[Model, Groups, World], Groups] | None = None  # likewise -> memo groups every client begins with
     noise: float = 0.0  # of what the server gathers, in units of what one client may add to it: for the accountant
 
+    @property
+    def asks_clients(self) -> bool:
+        return self.client is not None and self.at == "clients"
+
 
 @dataclass(frozen=True)
 class Exchange:
@@ -149,10 +153,9 @@ class Exchange:
     retain: frozenset[str] | None = None
 
     def rates(self, round: int, like: Tensor) -> dict[str, Tensor]:
-        return {
-            name: torch.tensor(rate(round, self.step), dtype=like.dtype, device=like.device)
-            for name, rate in self.phase.rates.items()
-        }
+        # filled in where they belong: to copy them over would make host and device wait for each other
+        return {name: torch.full((), rate(round, self.step), dtype=like.dtype, device=like.device)
+                for name, rate in self.phase.rates.items()}  # fmt: skip
 
 
 # Which tensors never leave their client: none; batch norm's running statistics; batch-norm layers whole; the whole model.

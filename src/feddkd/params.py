@@ -5,9 +5,11 @@ Nothing here changes its arguments.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch.nn.utils import get_total_norm
 
 Tensors = Mapping[str, Tensor]
 Groups = Mapping[str, Tensors]
@@ -34,16 +36,22 @@ def stack(many: Sequence[Tensors]) -> dict[str, Tensor]:
 
 def weighted_mean(stacked: Tensors, weights: Sequence[float]) -> dict[str, Tensor]:
     """sum_k p_k stacked[k], p = weights / sum(weights). Whole numbers (counters) are not averaged: the largest is kept."""
-    total = float(sum(weights))
-    shares = torch.tensor([weight / total for weight in weights], dtype=torch.float64)
+    given = tuple(weights)
 
     def mean(tensor: Tensor) -> Tensor:
         if not tensor.is_floating_point():
             return tensor.amax(0)
-        own = shares.to(tensor.device, tensor.dtype).reshape(-1, *(1,) * (tensor.dim() - 1))
+        own = _shares(given, tensor.dtype, tensor.device).reshape(-1, *(1,) * (tensor.dim() - 1))
         return (own * tensor).sum(0)
 
     return combine(mean, stacked)
+
+
+@lru_cache(maxsize=64)
+def _shares(weights: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Weights that sum to one. Kept: all tensors of a mean share them, and a copy to a GPU costs more than the mean."""
+    total = float(sum(weights))
+    return torch.tensor([weight / total for weight in weights], dtype=torch.float64).to(device, dtype)
 
 
 def trimmed_mean(stacked: Tensors, cut: int) -> dict[str, Tensor]:
@@ -75,3 +83,9 @@ def to(group: Tensors, device: torch.device | str, dtype: torch.dtype) -> dict[s
 def bytes_of(groups: Groups) -> int:
     """What these groups weigh on the wire, without framing."""
     return sum(tensor.numel() * tensor.element_size() for group in groups.values() for tensor in group.values())
+
+
+def is_finite(groups: Groups) -> Tensor:
+    """Whether every number is, as a tensor: one pass over all of them, and nobody waits for the device."""
+    tensors = [tensor for group in groups.values() for tensor in group.values() if tensor.is_floating_point() and tensor.numel()]
+    return get_total_norm(tensors, torch.inf).isfinite()

@@ -45,7 +45,7 @@ def multiplier(method: Method, round: int) -> float:
 
 def _is_bare(phase: Phase) -> bool:
     """Whether it takes something from clients and adds no noise worth the name."""
-    return phase.client is not None and phase.at == "clients" and bool(phase.collect or phase.every) and phase.noise < LEAST
+    return phase.asks_clients and bool(phase.collect or phase.every) and phase.noise < LEAST
 
 
 def epsilons(multipliers: Iterable[float], clients: int, cohort: int, delta: float) -> Iterator[float]:

@@ -102,6 +102,7 @@ class Recorder:
                     f"the run in {self.folder} cannot go on: its {key} was {before[key]}, and now is {manifest[key]}"
                 )
         turn = {"after": after, **{key: manifest[key] for key in ("engine", "started", "command", "versions", "hardware")}}
+        before.pop("ended", None)
         self._write("manifest.json", {**before, "resumed": [*before.get("resumed", []), turn]})
         rows, timings = (_cut(self.folder / name, after) for name in LINES)
         self.seconds = sum(line["seconds"] for line in timings)
@@ -132,6 +133,12 @@ class Recorder:
         checkpoint.remove(self.folder)
         self.close()
 
+    def end(self, why: str) -> None:
+        """A run that could not go on: its rows stay, and the manifest tells."""
+        manifest = json.loads((self.folder / "manifest.json").read_text(encoding="utf-8"))
+        self._write("manifest.json", {**manifest, "ended": why})
+        self.close()
+
     def close(self) -> None:
         for file in self._files.values():
             file.close()
@@ -155,9 +162,13 @@ def _cut(path: Path, after: int) -> list[dict[str, Any]]:
     return kept
 
 
-def _without_nan(line: Mapping[str, Any]) -> dict[str, Any]:
+def _without_nan(value: Any) -> Any:
     """JSON has no NaN or infinity, and the loss of a run that diverged is one of them: null."""
-    return {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in line.items()}
+    if isinstance(value, dict):
+        return {key: _without_nan(own) for key, own in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(own) for own in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @dataclass(frozen=True)

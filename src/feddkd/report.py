@@ -56,9 +56,9 @@ def drawing(held: Indices, classes: Sequence[str], width: int) -> Table:
 def labels(groups: list[list[Record]]) -> list[str]:
     """A name of the user's, or the method by its names alone; with more, where that would not tell two lines apart."""
     manifests = [group[0].manifest for group in groups]
-    keys = [key for key in manifests[0]["canonical"] if key not in ("method", "seed", "split_seed")]
-    told = [key for key in keys if len({manifest["canonical"][key] for manifest in manifests}) > 1]
-    more = ["".join(f", {key} {m['experiment'].get(key, m['canonical'][key])}" for key in told) for m in manifests]
+    keys = dict.fromkeys(key for m in manifests for key in m["canonical"] if key not in ("method", "seed", "split_seed"))
+    told = [key for key in keys if len({manifest["canonical"].get(key) for manifest in manifests}) > 1]
+    more = ["".join(f", {key} {m['experiment'].get(key, m['canonical'].get(key))}" for key in told) for m in manifests]
     whole = [group[0].label for group in groups]
     short = [m["experiment"].get("name") or re.sub(r"\([^()]*\)", "", m["experiment"]["method"]) for m in manifests]
     tries = short, [a + b for a, b in zip(short, more, strict=True)], whole, [a + b for a, b in zip(whole, more, strict=True)]

@@ -3,44 +3,27 @@
 Several runs (seeds of one experiment) go through it in lock-step; a run's numbers do not depend on who runs beside it.
 """
 
+import logging
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import lru_cache
-from itertools import islice
-from typing import Any
+from dataclasses import asdict, dataclass, replace
 
 import torch
-from torch import Tensor
 
-from feddkd.costs import Costs
-from feddkd.data.federation import SERVER
+from feddkd.availability import Tolerance
 from feddkd.diagnostics import diagnose
-from feddkd.engines import Engine, Order, Reply
-from feddkd.errors import NobodyAnsweredError
+from feddkd.engines import Engine
 from feddkd.evaluate import Measured, Protocol, measure
+from feddkd.exchanges import Exchanges, Turn
+from feddkd.exchanges import Row as Row
+from feddkd.exchanges import Run as Run
 from feddkd.keys import generator
-from feddkd.method import Collect, Exchange, Method, Part, Phase
+from feddkd.method import Method
 from feddkd.models import Model
-from feddkd.params import Groups, Tensors, combine, stack, weighted_mean
+from feddkd.params import Groups, is_finite
 
-Row = dict[str, Any]
-
-
-@dataclass
-class Run:
-    """One run on its way: what the server holds, and what it has cost. `index` is the engine's number for it."""
-
-    index: int
-    seed: int
-    state: Groups
-    has_validation: bool
-    costs: Costs = field(default_factory=Costs)
-
-    @property
-    def like(self) -> Tensor:
-        """A tensor of the run's own type, on its device."""
-        every = (tensor for group in self.state.values() for tensor in group.values() if tensor.is_floating_point())
-        return next(every, torch.zeros(()))
+log = logging.getLogger(__name__)
+PATIENT = Tolerance()
 
 
 def play(
@@ -54,27 +37,95 @@ def play(
     protocol: Protocol,
     diagnostics: bool = False,
     first: int = 1,
+    tolerance: Tolerance = PATIENT,
 ) -> Iterator[list[Row]]:
-    """Yield one row a run, round after round; the runs' states and costs go along."""
-    method = method.fitted(model)
+    """Yield one row a run, round after round; the runs' states and costs go along.
+
+    A run that cannot go on keeps its `error` and has no more rows; the error is raised once there is no other run left.
+    """
+    loop = Loop(method.fitted(model), Exchanges(model, engine, tolerance), cohort, protocol, diagnostics)
     for t in range(first, last + 1):
-        cohorts = [choose(run.seed, t, len(engine.sizes(run.index)), cohort) for run in runs]
-        rows: list[Row] = [{"round": t, "clients": list(cohort)} for cohort in cohorts]
-        for run in runs:
-            run.state = {**run.state, "start": run.state["params"]}
-        averages: list[Groups] | None = None  # the states before anything refined them
-        for exchange in method.plan(t, wanted=frozenset({"model"} if diagnostics else ())):
-            if exchange.phase.refines and averages is None:
-                averages = [run.state for run in runs]
-                _judge(engine, runs, rows, protocol, prefix="average_")
-            cohorts = _turn(model, engine, exchange, runs, cohorts, t)
-        _judge(engine, runs, rows, protocol)
-        if diagnostics:
-            ends = [run.state for run in runs]
-            states = [(run.index, end, before) for run, end, before in zip(runs, ends, averages or ends, strict=True)]
-            for row, found in zip(rows, diagnose(engine, states, cohorts, method.plan(t)[-1].retain), strict=True):
-                row["diagnostics"] = found
-        yield [{**row, **asdict(run.costs)} for row, run in zip(rows, runs, strict=True)]
+        turns = loop.checked_round(runs, t) if tolerance.on_divergence != "continue" else loop.round(runs, t)
+        _tell_of_ended(runs)
+        runs = [turn.run for turn in turns]
+        yield [{**turn.row, **asdict(turn.run.costs)} for turn in turns]
+
+
+def _tell_of_ended(runs: Sequence[Run]) -> None:
+    errors = [run.error for run in runs if run.error]
+    if len(errors) == len(runs):
+        raise errors[0]
+    for error in errors:
+        log.warning("%s; the other runs go on", error)
+
+
+@dataclass(frozen=True)
+class Loop:
+    """All that stays the same through the rounds."""
+
+    method: Method
+    exchanges: Exchanges
+    cohort: int
+    protocol: Protocol
+    diagnostics: bool
+
+    @property
+    def engine(self) -> Engine:
+        return self.exchanges.engine
+
+    def checked_round(self, runs: Sequence[Run], t: int) -> list[Turn]:
+        """A round in which no numbers go bad. Whether they did is seen at its end, by one look for all runs together; a run
+        where they did plays the round again from its beginning, and every upload is looked at."""
+        before = {run.index: (run.state, run.costs, self.engine.memos_of(run.index)) for run in runs}
+        decided = self.engine.facts()
+        turns = self.round(runs, t)
+        careful = replace(self, exchanges=replace(self.exchanges, careful=True))
+        found: list[Turn] = []
+        for turn, good in zip(turns, _good(turns), strict=True):
+            if not good:
+                turn.run.state, turn.run.costs, memos = before[turn.run.index]
+                self.engine.restore(turn.run.index, memos)
+                self.engine.adopt(decided)
+            found += [turn] if good else careful.round([turn.run], t)
+        return found
+
+    def round(self, runs: Sequence[Run], t: int) -> list[Turn]:
+        """One round of all runs; returns those that got through it."""
+        turns = [self._begin(run, t) for run in runs]
+        averages: dict[int, Groups] = {}  # the states before anything refined them
+        for exchange in self.method.plan(t, wanted=frozenset({"model"} if self.diagnostics else ())):
+            turns = [turn for turn in turns if turn.run.error is None]
+            if exchange.phase.refines and not averages:
+                averages = {turn.run.index: turn.run.state for turn in turns}
+                self._judge(turns, prefix="average_")
+            self.exchanges.perform(exchange, turns)
+        turns = [turn for turn in turns if turn.run.error is None]
+        self._judge(turns)
+        if self.diagnostics:
+            self._diagnose([turn for turn in turns if not turn.over], averages)
+        return turns
+
+    def _begin(self, run: Run, t: int) -> Turn:
+        clients = choose(run.seed, t, len(self.engine.sizes(run.index)), self.cohort)
+        run.state = {**run.state, "start": run.state["params"]}
+        return Turn(run, t, clients, {"round": t, "clients": list(clients)})
+
+    def _judge(self, turns: Sequence[Turn], prefix: str = "") -> None:
+        states = [(turn.run.index, turn.run.state) for turn in turns]
+        if not states:
+            return
+        _enter(turns, f"{prefix}test", measure(self.engine, states, self.protocol, "test"))
+        if all(turn.run.has_validation for turn in turns):
+            _enter(turns, f"{prefix}validation", measure(self.engine, states, self.protocol, "validation"))
+
+    def _diagnose(self, turns: Sequence[Turn], averages: dict[int, Groups]) -> None:
+        """Of whole rounds alone: where one was cut short, clients may hold no model of it."""
+        if not turns:
+            return
+        ends = [(turn.run.index, turn.run.state, averages.get(turn.run.index, turn.run.state)) for turn in turns]
+        retain = self.method.plan(turns[0].round)[-1].retain
+        for turn, found in zip(turns, diagnose(self.engine, ends, [turn.cohort for turn in turns], retain), strict=True):
+            turn.row["diagnostics"] = found
 
 
 def choose(seed: int, t: int, clients: int, cohort: int) -> tuple[int, ...]:
@@ -83,106 +134,17 @@ def choose(seed: int, t: int, clients: int, cohort: int) -> tuple[int, ...]:
     return tuple(sorted(int(client) for client in drawn))
 
 
-def _turn(
-    model: Model, engine: Engine, exchange: Exchange, runs: Sequence[Run], cohorts: Sequence[tuple[int, ...]], t: int
-) -> list[tuple[int, ...]]:
-    """One exchange for all runs that want it; returns who is left for the round's later exchanges."""
-    over = exchange.phase.over
-    at_it = [n for n, run in enumerate(runs) if over is None or exchange.step == 1 or not over(run.state)]
-    after = list(cohorts)
-    if at_it:
-        answered = _exchange(model, engine, exchange, [runs[n] for n in at_it], [cohorts[n] for n in at_it], t)
-        for n, clients in zip(at_it, answered, strict=True):
-            after[n] = clients
-    return after
+def _good(turns: Sequence[Turn]) -> list[bool]:
+    """Which runs got through a round with finite numbers. One transfer from the device."""
+    if not turns:
+        return []
+    finite = torch.stack([is_finite(turn.run.state) for turn in turns]).tolist()
+    losses = [[value for name, value in turn.row.items() if name.endswith("_loss")] for turn in turns]
+    return [f and not t.failed and all(map(math.isfinite, own)) for t, f, own in zip(turns, finite, losses, strict=True)]
 
 
-def _exchange(
-    model: Model, engine: Engine, exchange: Exchange, runs: Sequence[Run], cohorts: Sequence[tuple[int, ...]], t: int
-) -> Sequence[tuple[int, ...]]:
-    """One exchange: the runs' states move on; returns who is left."""
-    rates = [exchange.rates(t, run.like) for run in runs]
-    orders = [_orders(exchange, *each, t) for each in zip(runs, cohorts, rates, strict=True)]
-    every = [order for own in orders for order in own]
-    asks = exchange.phase.client is not None and every
-    replies = iter(engine.exchange(exchange, every) if asks else [Reply(order.cohort, {}) for order in every])
-    own_replies = [list(islice(replies, len(own))) for own in orders]
-    each_run = zip(runs, cohorts, orders, own_replies, rates, strict=True)
-    return [_take_in(model, engine, exchange, *each, t) for each in each_run]
-
-
-def _orders(exchange: Exchange, run: Run, cohort: tuple[int, ...], rate: Tensors, t: int) -> list[Order]:
-    """One order for the whole cohort, or one for each part of it."""
-    phase, key = exchange.phase, (run.seed, t, exchange.index, exchange.step)
-    everybody = [Part(cohort if phase.at == "clients" else (SERVER,), {})]
-    common = {**{name: run.state[name] for name in phase.sends}, "rates": rate}
-    parts = phase.parts(run.state, cohort, exchange.step) if phase.parts else everybody
-    return [Order(run.index, {**common, **part.sent}, part.clients, key) for part in parts]
-
-
-def _take_in(
-    model: Model, engine: Engine, exchange: Exchange, run: Run, cohort: tuple[int, ...], orders: Sequence[Order],
-    replies: Sequence[Reply], rate: Tensors, t: int,
-) -> tuple[int, ...]:  # fmt: skip
-    """The run's state moves on; returns who is left for later exchanges: all but those who were asked in vain."""
-    phase = exchange.phase
-    asked, answered = ({k for one in many for k in one} for many in ([o.cohort for o in orders], [r.clients for r in replies]))
-    left = tuple(client for client in cohort if client not in asked - answered)
-    _check_answered(exchange, run, left if phase.at == "clients" else tuple(answered), t)
-    replies = [reply for reply in replies if reply.clients]
-    if not replies:
-        return left
-    clients = [client for reply in replies for client in reply.clients] if phase.at == "clients" else list(cohort)
-    sizes = engine.sizes(run.index, "train" if phase.client is None else phase.reads.source)
-    examples = [sizes[client] for client in clients]
-    if phase.client is not None and phase.at == "clients":
-        run.costs = run.costs.after(phase, orders, replies, examples, len(left))
-    who = _who(tuple(clients), tuple(examples), len(sizes), run.like.dtype, run.like.device)
-    run.state = phase.server(model, run.state, _together(phase, replies, sizes), {**rate, **who})
-    return left
-
-
-@lru_cache(maxsize=256)
-def _who(
-    clients: tuple[int, ...], examples: tuple[int, ...], total: int, dtype: torch.dtype, device: torch.device
-) -> dict[str, Tensor]:
-    """Who answered, for the server. Kept, since through the J steps of a round it is the same: copied to the device once."""
-    share = torch.tensor(len(clients) / total, dtype=dtype, device=device)
-    return {"clients": torch.tensor(clients, device=device), "examples": torch.tensor(examples, device=device), "share": share}
-
-
-def _together(phase: Phase, replies: Sequence[Reply], sizes: Sequence[int]) -> Groups:
-    """What the parts of a cohort sent, as if it had been gathered at once."""
-    if len(replies) == 1:
-        return replies[0].collected
-
-    def one(group: str, rule: Collect) -> Tensors:
-        parts = [reply.collected[group] for reply in replies]
-        if rule is Collect.EVERY:
-            return combine(lambda *tensors: torch.cat(tensors), *parts)
-        examples = rule is Collect.MEAN_BY_EXAMPLES
-        return weighted_mean(stack(parts), [sum(sizes[k] if examples else 1 for k in reply.clients) for reply in replies])
-
-    rules = {**phase.collect, **dict.fromkeys(phase.every, Collect.EVERY)}
-    return {group: one(group, rule) for group, rule in rules.items()}
-
-
-def _check_answered(exchange: Exchange, run: Run, clients: tuple[int, ...], t: int) -> None:
-    if not clients:
-        raise NobodyAnsweredError(
-            f"nobody answered phase {exchange.phase.name!r}, step {exchange.step}, in round {t} (seed {run.seed})"
-        )
-
-
-def _judge(engine: Engine, runs: Sequence[Run], rows: Sequence[Row], protocol: Protocol, prefix: str = "") -> None:
-    states = [(run.index, run.state) for run in runs]
-    _enter(rows, f"{prefix}test", measure(engine, states, protocol, "test"))
-    if all(run.has_validation for run in runs):
-        _enter(rows, f"{prefix}validation", measure(engine, states, protocol, "validation"))
-
-
-def _enter(rows: Sequence[Row], name: str, measured: Sequence[Measured]) -> None:
-    for row, result in zip(rows, measured, strict=True):
-        row[f"{name}_accuracy"], row[f"{name}_loss"] = result.accuracy, result.loss
+def _enter(turns: Sequence[Turn], name: str, measured: Sequence[Measured]) -> None:
+    for turn, result in zip(turns, measured, strict=True):
+        turn.row[f"{name}_accuracy"], turn.row[f"{name}_loss"] = result.accuracy, result.loss
         if result.client_accuracy is not None:
-            row[f"{name}_client_accuracy"] = result.client_accuracy
+            turn.row[f"{name}_client_accuracy"] = result.client_accuracy

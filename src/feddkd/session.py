@@ -16,7 +16,7 @@ from feddkd.experiment import Experiment
 from feddkd.halt import Halt, Halted
 from feddkd.prepare import Prepared, prepare
 from feddkd.record import Recorder, describe
-from feddkd.rounds import Row
+from feddkd.rounds import Row, Run
 from feddkd.simulation import DTYPES, Result, find_device, simulate_runs
 from feddkd.summary import summarise
 
@@ -95,14 +95,12 @@ class Session:
                     [experiment.seed for experiment in self.experiments],
                     rounds=first.rounds, cohort=first.cohort, protocol=first.protocol, engine=engine, device=device,
                     dtype=DTYPES[first.dtype], options=options, diagnostics=first.diagnostics, delta=first.delta,
-                    resume=self.snapshots, on_start=lambda: self._open(prepared, engine, find_device(device)),
+                    resume=self.snapshots, tolerance=first.tolerance,
+                    on_start=lambda: self._open(prepared, engine, find_device(device)),
                     on_round=lambda rows, snapshots: self._after(rows, snapshots, halt, on_row),
                 )  # fmt: skip
             self.writer.wait()
-            return [
-                _finish(experiment, recorder, Result({**run.state["params"], **run.state["buffers"]}, history), facts)
-                for experiment, recorder, run, history in zip(self.experiments, self.recorders, runs, self.histories, strict=True)
-            ]
+            return [self._finish(run, facts) for run in runs]
         finally:
             self.writer.close()
             for recorder in self.recorders:
@@ -122,16 +120,17 @@ class Session:
         self.last = self.saved = time.perf_counter()
 
     def _after(
-        self, rows: list[Row], snapshots: Callable[[], list[Snapshot]], halt: Halt, on_row: Callable[[int, Row], None]
+        self, rows: dict[int, Row], snapshots: Callable[[], dict[int, Snapshot]], halt: Halt, on_row: Callable[[int, Row], None]
     ) -> None:
         """A round has ended: write it down, keep a checkpoint if one is due, stop if somebody asked for it."""
         now = time.perf_counter()
-        for index, row in enumerate(rows):
+        for index, row in rows.items():
             self.histories[index].append(row)
             self.recorders[index].row(row, (now - self.last) / len(rows))
             on_row(index, row)
         self.last = now
-        t, more = rows[0]["round"], rows[0]["round"] < self.experiments[0].rounds
+        t = row["round"]
+        more = t < self.experiments[0].rounds
         if more and (halt.asked or self.every.due(t, now - self.saved)):
             self.writer.submit(partial(self._save, snapshots()))
             self.saved = now
@@ -139,10 +138,22 @@ class Session:
             self.writer.wait()
             raise Halted(f"stopped after round {t}; the same command goes on from there", halt.asked)
 
-    def _save(self, snapshots: Sequence[Snapshot]) -> None:
-        for experiment, recorder, snapshot in zip(self.experiments, self.recorders, snapshots, strict=True):
-            recorder.sync()
-            checkpoint.write(recorder.folder, experiment.digest, snapshot)
+    def _save(self, snapshots: Mapping[int, Snapshot]) -> None:
+        for index, snapshot in snapshots.items():
+            self.recorders[index].sync()
+            checkpoint.write(self.folders[index], self.experiments[index].digest, snapshot)
+
+    def _finish(self, run: Run, facts: dict[str, Any]) -> dict[str, Any]:
+        """A run's summary. Of one that could not go on there is no more than why."""
+        experiment, recorder, history = self.experiments[run.index], self.recorders[run.index], self.histories[run.index]
+        whose = {"digest": experiment.digest, "method": experiment.method, "seed": experiment.seed}
+        if run.error is not None:
+            recorder.end(str(run.error))
+            return {**whose, "rounds": len(history), "ended": str(run.error)}
+        Result({**run.state["params"], **run.state["buffers"]}, history).save(recorder.folder / "final.safetensors")
+        summary = {**whose, **summarise(history, experiment.target), "seconds": round(recorder.seconds, 3)}
+        recorder.finish(summary, facts)
+        return summary
 
 
 def _manifest(experiment: Experiment, ready: Prepared, engine: str, device: torch.device) -> dict[str, Any]:
@@ -154,16 +165,3 @@ def _manifest(experiment: Experiment, ready: Prepared, engine: str, device: torc
         partition={"digest": ready.split.digest, "sizes": ready.federation.sizes},
         parameters=sum(tensor.numel() for tensor in ready.model.net.parameters()),
     )
-
-
-def _finish(experiment: Experiment, recorder: Recorder, result: Result, facts: dict[str, Any]) -> dict[str, Any]:
-    result.save(recorder.folder / "final.safetensors")
-    summary = {
-        "digest": experiment.digest,
-        "method": experiment.method,
-        "seed": experiment.seed,
-        **summarise(result.history, experiment.target),
-        "seconds": round(recorder.seconds, 3),
-    }
-    recorder.finish(summary, facts)
-    return summary

@@ -4,6 +4,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
 
+from feddkd.availability import Availability, OnDivergence, Tolerance, tolerance
 from feddkd.checkpoint import Snapshot
 from feddkd.data.examples import Examples, examples
 from feddkd.data.federation import Federation, assemble, together
@@ -21,14 +22,14 @@ from feddkd.engines import Engine
 from feddkd.engines.batched import Batched
 from feddkd.engines.pool import Pool
 from feddkd.engines.serial import Serial
-from feddkd.errors import InputError, choices
+from feddkd.errors import InputError, RunError, choices
 from feddkd.evaluate import Protocol, fitting_protocol
 from feddkd.method import Method, World
 from feddkd.methods import parse
 from feddkd.models import Model, functional
 from feddkd.params import Groups, Tensors, to
 from feddkd.privacy import ledger
-from feddkd.rounds import Row, Run, play
+from feddkd.rounds import PATIENT, Row, Run, play
 from feddkd.spelling import Chance, Count, Share, Whole, checked
 
 ENGINES: Mapping[str, Callable[..., Engine]] = {"serial": Serial, "batched": Batched, "pool": Pool}
@@ -64,6 +65,9 @@ def simulate(
     dtype: torch.dtype | str | None = None,
     diagnostics: bool = False,
     delta: float | None = None,
+    availability: str | Availability = "always()",
+    min_clients: int = 1,
+    on_divergence: OnDivergence = "drop",
 ) -> Result:
     """Run a method on clients' data: pairs (x, y) of tensors or arrays, or torch datasets; x as the network takes it.
 
@@ -71,7 +75,10 @@ def simulate(
     seed draws fresh weights by the layers' own `reset_parameters`, whatever the module's weights are now. `dtype` is that of the
     weights unless said. `public` is what the server holds for everybody to see, for the methods that need such data.
     `diagnostics` adds the theory's quantities (L1', L2', update norms, ...) to every row. `delta` is that of the epsilon which
-    methods with noise report, 1 / (10 K) unless said.
+    methods with noise report, 1 / (10 K) unless said. `availability` says which clients do not answer:
+    "random(drop=0.1, late=0.05)", "trace(file='faults.csv')", or `feddkd.availability.listed(rows)`; with fewer than
+    `min_clients` left a round ends. A client whose numbers are not finite is left out (`on_divergence="drop"`), ends the run
+    ("stop"), or is not looked for ("continue").
     """
     federation = assemble(
         [_examples(client, f"client {k}") for k, client in enumerate(clients)],
@@ -88,7 +95,10 @@ def simulate(
         rounds=checked(rounds, Count, "rounds"), cohort=cohort, protocol=fitting_protocol(chosen, own_tests=False),
         engine=engine, device=device, dtype=_dtype(dtype, start[0]), on_round=lambda rows, _: history.append(rows[0]),
         diagnostics=diagnostics, delta=checked(delta, Chance | None, "delta"),
+        tolerance=tolerance(availability, min_clients, on_divergence),
     )[0][0]  # fmt: skip
+    if run.error is not None:
+        raise run.error
     return Result({**run.state["params"], **run.state["buffers"]}, history)
 
 
@@ -105,19 +115,23 @@ def simulate_runs(
     engine: str,
     device: str,
     dtype: torch.dtype,
-    on_round: Callable[[list[Row], Callable[[], list[Snapshot]]], None],
+    on_round: Callable[[dict[int, Row], Callable[[], dict[int, Snapshot]]], None],
     on_start: Callable[[], None] = lambda: None,
     options: Mapping[str, Any] | None = None,
     diagnostics: bool = False,
     delta: float | None = None,
     resume: Sequence[Snapshot] = (),
+    tolerance: Tolerance = PATIENT,
 ) -> tuple[list[Run], dict[str, Any]]:
     """Runs of one method in lock-step: one federation, start and seed for each; or they `resume`, all after the same round.
 
-    `on_start` is called once everything has been checked. `on_round` gets their rows as they come, and a function that takes
-    snapshots. Returns the runs and what the engine has to say of itself.
+    `on_start` is called once everything has been checked. `on_round` gets the rows as they come, and a function that takes
+    snapshots, both by the number of the run: one that could not go on, which its `error` tells, has none. Returns the runs and
+    what the engine has to say of itself.
     """
     method.check_order()
+    tolerance.availability.check(method.fitted(model), len(federations[0].train))
+    size = cohort_size(cohort, len(federations[0].train), tolerance.min_clients)
     place = find_device(device)
     runs, memos = [], []
     federations = together([federation.to(place) for federation in federations])
@@ -130,35 +144,38 @@ def simulate_runs(
         runs.append(Run(index, seed, state, has_validation=len(federation.validation) > 0))
         memos.append(memo)
     host = open_engine(engine, model, federations, memos, dtype, options or {})
-    size = cohort_size(cohort, len(federations[0].train))
     for run, held in zip(runs, resume, strict=False):
         run.state, run.costs = held.state, held.costs
         host.restore(run.index, held.memos)
         host.adopt(held.engine)
 
-    def snapshots() -> list[Snapshot]:
-        return [Snapshot(rows[0]["round"], run.state, run.costs, host.memos_of(run.index), host.facts()) for run in runs]
+    def snapshots() -> dict[int, Snapshot]:
+        t, engine = rows[0]["round"], host.facts()
+        return {run.index: Snapshot(t, run.state, run.costs, host.memos_of(run.index), engine) for run in going}
 
     first = resume[0].round + 1 if resume else 1
     try:
         spent = ledger(method.fitted(model), len(federations[0].train), size, delta, first)
         on_start()
-        for rows in play(method, model, host, runs, cohort=size, last=rounds, protocol=protocol, diagnostics=diagnostics,
-            first=first,
-        ):  # fmt: skip
-            rows = [{**row, **now} for now in [next(spent)] for row in rows]
-            on_round(rows, snapshots)
+        with suppress(RunError):  # no run could go on; each knows why
+            for rows in play(method, model, host, runs, cohort=size, last=rounds, protocol=protocol, diagnostics=diagnostics,
+                first=first, tolerance=tolerance,
+            ):  # fmt: skip
+                going, now = [run for run in runs if run.error is None], next(spent)
+                on_round({run.index: {**row, **now} for run, row in zip(going, rows, strict=True)}, snapshots)
         return runs, {"name": type(host).__name__.lower(), **host.facts()}
     finally:
         host.close()
 
 
-def cohort_size(cohort: int | float, clients: int) -> int:
-    """m = max(int(C K), 1) for a fraction C, or the number itself."""
+def cohort_size(cohort: int | float, clients: int, least: int = 1) -> int:
+    """m = max(int(C K), 1) for a fraction C, or the number itself. `least` of them must answer."""
     cohort = checked(cohort, Count | Share, "cohort")
     size = cohort if isinstance(cohort, int) else max(int(cohort * clients + 1e-9), 1)
     if size > clients:
         raise InputError(f"cohort asks for {size} clients, and there are {clients}")
+    if size < least:
+        raise InputError(f"min_clients is {least}, and a cohort has {size} clients")
     return size
 
 
@@ -178,9 +195,8 @@ def open_engine(
 ) -> Engine:
     """An engine by name. `auto`: clients as one program, but convolutions on a CPU go to one process a core."""
     if name == "auto":
-        convolves = any(isinstance(module, _ConvNd) for module in model.net.modules())
         alone = federations[0].x.is_cuda or sys.platform != "linux" or (os.cpu_count() or 1) == 1
-        name = "pool" if convolves and not alone else "batched"
+        name = "pool" if model.convolves and not alone else "batched"
     make = find_engine(name)
     unknown = set(options) - set(inspect.signature(make).parameters)
     if unknown:

@@ -34,7 +34,8 @@ class Setting:
     def options(self) -> dict[str, Any]:
         """What the engine is told beyond the four things every engine takes."""
         takes = inspect.signature(find_engine(self.engine)).parameters
-        wanted = {"precision": self.precision, "strategy": self.strategy}
+        precision = None if self.precision == "fp64" else self.precision  # that is a matter of dtype
+        wanted = {"precision": precision, "strategy": self.strategy}
         given = {name: value for name, value in wanted.items() if name in takes and value is not None}
         if self.precision == "bf16" and "precision" not in given:
             raise InputError(f"engine {self.engine!r} knows no precision bf16")

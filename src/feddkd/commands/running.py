@@ -13,6 +13,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from feddkd.commands.terminal import console
+from feddkd.errors import RunError
 from feddkd.execute import execute, in_precision, lock_step
 from feddkd.experiment import Experiment
 from feddkd.record import find, folder_name
@@ -27,6 +28,9 @@ Strategy = Annotated[str | None, typer.Option(help="Of the batched engine: auto,
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; 1 is quickest for small networks.")]
 EveryRounds = Annotated[int | None, typer.Option(min=1, metavar="N", help="Checkpoint after every N rounds, not by the clock.")]
 EveryMinutes = Annotated[float, typer.Option(min=0, metavar="N", help="Checkpoint once so many minutes have passed.")]
+OnDivergence = Annotated[
+    str | None, typer.Option(metavar="drop|stop|continue", help="For clients whose numbers are not finite; as --set.")
+]
 
 
 def run_all(
@@ -48,11 +52,16 @@ def run_all(
                 options=options, every=every, fresh=fresh, on_row=lambda at, row, bars=bars: bars[at](row),  # type: ignore[misc]
             )  # fmt: skip
             done |= dict(zip(group, summaries, strict=True))
-    console(stderr=as_json).print(table([find(place / folder_name(e))[0] for e, place in zip(experiments, places, strict=True)]))
+    folders = [place / folder_name(experiment) for experiment, place in zip(experiments, places, strict=True)]
+    if records := [record for folder in folders for record in find(folder, begun=True) if record.history]:
+        console(stderr=as_json).print(table(records))
     if as_json:
         wanted = ("digest", "method", "seed", "rounds", "test_accuracy", "best_round", "final_test_accuracy", "communications",
-                  "local_steps", "bytes_up", "bytes_down", "epsilon", "delta", "seconds", "selection", "to_target")  # fmt: skip
-        print(json.dumps({"runs": [{key: done[at][key] for key in wanted if key in done[at]} for at in range(len(experiments))]}))
+                  "local_steps", "bytes_up", "bytes_down", "epsilon", "delta", "seconds", "selection", "to_target",
+                  "ended")  # fmt: skip
+        print(json.dumps({"runs": [{key: done[at].get(key) for key in wanted} for at in range(len(experiments))]}))
+    if ended := [f"{_title(experiments[at])}: {done[at]['ended']}" for at in sorted(done) if "ended" in done[at]]:
+        raise RunError(f"{len(ended)} of {len(experiments)} runs could not go on: {'; '.join(ended)}")
 
 
 class _Lines(logging.Handler):

@@ -43,16 +43,15 @@ def draw(reads: Reads, examples: int, key: Key) -> list[Indices]:
     """
     if reads.aside:
         return [spared(reads, examples, key)]
-    free = np.arange(examples)
-    if reads.spare and examples > 1:
-        free = np.setdiff1d(free, spared(reads, examples, key))
-    shuffle = reads.random and len(free) > reads.batch_size
-    random = generator(("batches", *key)) if shuffle else None
-    wanted, per_epoch = reads.count(len(free)), reads.batches_an_epoch(len(free))
+    aside = spared(reads, examples, key) if reads.spare and examples > 1 else None
+    free = None if aside is None else np.setdiff1d(np.arange(examples), aside)
+    count, size = examples if free is None else len(free), reads.batch_size
+    random = generator(("batches", *key)) if reads.random and count > size else None
+    wanted, per_epoch = reads.count(count), reads.batches_an_epoch(count)
     batches: list[Indices] = []
     while len(batches) < wanted:
-        order = free if random is None else free[random.permutation(len(free))]
-        size = reads.batch_size
+        order = np.arange(count) if random is None else random.permutation(count)
+        order = order if free is None else free[order]
         batches += [order[i * size : (i + 1) * size] for i in range(min(per_epoch, wanted - len(batches)))]
     return batches
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -36,7 +37,7 @@ class Federation:
         """The shape of one example as a network sees it."""
         return tuple(self.transform(self.x[:1], torch.float32).shape[1:])
 
-    @property
+    @cached_property
     def sizes(self) -> list[int]:
         return [len(indices) for indices in self.train]
 
@@ -46,6 +47,8 @@ class Federation:
         return [*self.train, *(self.own_test or ()), self.validation, self.test, self.public]
 
     def counts(self, source: Source) -> list[int]:
+        if source == "train":
+            return self.sizes
         return [len(self.indices(source, client)) for client in range(len(self.train))]
 
     def indices(self, source: Source, client: int) -> Indices:

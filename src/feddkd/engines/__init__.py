@@ -42,7 +42,7 @@ class Engine(Protocol):
         """What the clients of a run hold at present, as far as it is more than they began with."""
 
     def restore(self, run: int, memos: Mapping[int, Groups]) -> None:
-        """Let the clients hold this again."""
+        """Let the clients of a run hold this again and nothing else: whoever is not named, what it began with."""
 
     def facts(self) -> dict[str, Any]:
         """What the engine has decided along the way, for the record."""

@@ -18,7 +18,7 @@ from feddkd.engines import Order, Reply
 from feddkd.engines.gradients import Gradients
 from feddkd.engines.lanes import Lane, Store, Tape
 from feddkd.engines.memory import Planner
-from feddkd.engines.serial import gather, retained
+from feddkd.engines.serial import Memos, gather, restored, retained
 from feddkd.engines.strategies import Chooser
 from feddkd.engines.work import Work, apart, chosen, grouped, join, shapes, stacked
 from feddkd.errors import InputError, choices
@@ -50,7 +50,7 @@ class Batched:
     lanes: int | None = None  # at most so many at once; as many as memory allows unless said
     memory: int | None = None  # bytes that may be planned with; what is free unless said
     precision: str = "tf32"  # of products: tf32 (on CUDA, where dtype is float32), fp32, or bf16 inside the networks
-    memos: dict[tuple[int, int], Groups] = field(default_factory=dict)  # (run, client) -> memo
+    memos: Memos = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
@@ -80,7 +80,7 @@ class Batched:
         return {client: memo for (own, client), memo in self.memos.items() if own == run and memo}
 
     def restore(self, run: int, memos: Mapping[int, Groups]) -> None:
-        self.memos |= {(run, client): memo for client, memo in memos.items()}
+        self.memos = restored(self.memos, run, memos)
 
     def adopt(self, facts: Mapping[str, Any]) -> None:
         found = facts.get("strategy", {})

@@ -4,6 +4,7 @@ which all teachers answer for all steps of the round."""
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from feddkd.engines.lessons import Course, Memo, draw_up
 from feddkd.engines.serial import gather
 from feddkd.engines.strategies import WAYS, Chooser
 from feddkd.engines.teaching import Desk, Programme, looped, programme
-from feddkd.engines.tracing import traced
+from feddkd.engines.tracing import compiled, traced
 from feddkd.engines.work import stacked, take
 from feddkd.method import Collect, Exchange, Gradient
 from feddkd.models import Model
@@ -116,8 +117,11 @@ class Gradients:
 
     def _names(self, runs: int) -> list[str]:
         """Worth a trial: one run alone has no streams of its own, and what did not pay to compile elsewhere will not here."""
-        known = [name for name in self.chooser.known if name not in WAYS or self.chooser.fuses or not WAYS[name].compiled]
-        return [name for name in known if name not in WAYS or runs > 1 or not WAYS[name].streams]
+        ways = {name: WAYS[name] for name in self.chooser.known if name in WAYS}
+        idle = {
+            name for name, way in ways.items() if not way.suits(self.model, self.chooser.fuses) or (runs == 1 and way.streams)
+        }
+        return [name for name in self.chooser.known if name not in idle]
 
     def _by(
         self, name: str, exchange: Exchange, client: Gradient, course: Course, sents: Sequence[Groups], step: int
@@ -126,7 +130,7 @@ class Gradients:
         key = Kind(name, client, _is_mean(exchange), shapes)
         if name in WAYS:
             return self._desk(key, course, sents).slopes(course, sents, step)
-        sent, number = stacked(list(sents)), torch.tensor([step], device=self.store.x.device)
+        sent, number = stacked(list(sents)), torch.full((1,), step, device=self.store.x.device)
         plan = self._traces.get(key) or self._programme(key, len(sents))
         if key not in self._traces and name == "traced":
             teach = traced(plan.teach, course.lessons)
@@ -140,8 +144,9 @@ class Gradients:
     def _desk(self, key: Kind, course: Course, sents: Sequence[Groups]) -> Desk:
         desk = self._desks.pop(key, None)
         if desk is None:
-            plan, fuse = self._programme(key, len(sents)), WAYS[key.strategy].compiled
-            desk = Desk(course, sents, plan, fuse, self.chooser.recordings.pool)
+            way = WAYS[key.strategy]
+            fuse = partial(compiled, kernels=way.kernels) if way.compiled else None
+            desk = Desk(course, sents, self._programme(key, len(sents)), fuse, self.chooser.recordings.pool)
         self._desks[key] = desk  # at the end: the one longest unused is first
         if len(self._desks) > DESKS:
             del self._desks[next(iter(self._desks))]

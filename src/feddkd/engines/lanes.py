@@ -3,6 +3,7 @@ prefix."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -15,6 +16,8 @@ from feddkd.data.transforms import Transform
 from feddkd.engines import Order
 from feddkd.keys import step_keys
 from feddkd.method import Batch
+
+WIDTH = {torch.float32: np.float32, torch.float64: np.float64}
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ class Tape:
     keys: Tensor  # (steps, lanes)
     sizes: Indices  # (steps, lanes), on the host; 0 once a lane has finished
 
-    @property
+    @cached_property
     def active(self) -> list[int]:
         """Step -> how many lanes are still at work."""
         return [int(count) for count in (self.sizes > 0).sum(1)]
@@ -109,9 +112,7 @@ class Tape:
             indices[:, at][filled[:, at]] = np.concatenate(lane.batches)
             keys[: len(lane.keys), at] = lane.keys
         share = filled / np.maximum(sizes, 1)[..., None]
-        return cls(
-            torch.from_numpy(indices).to(device),
-            torch.from_numpy(share).to(device, dtype),
-            torch.from_numpy(keys).to(device),
-            sizes,
-        )
+        # not waited for: the device may still be at work on what came before
+        on_host = (torch.from_numpy(each) for each in (indices, share.astype(WIDTH[dtype]), keys))
+        there = [tensor.to(device, non_blocking=True) for tensor in on_host]
+        return cls(there[0], there[1], there[2], sizes)

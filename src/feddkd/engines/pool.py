@@ -10,7 +10,7 @@ the engine, one open file at a time, and all workers read the same pages.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from feddkd.engines.crew import Answer, Brief, Crew, Task
 from feddkd.engines.serial import Serial, gather, retained
 from feddkd.errors import InputError
 from feddkd.method import Exchange, Phase
-from feddkd.params import stack
+from feddkd.params import Groups, stack
 
 
 @dataclass
@@ -56,6 +56,10 @@ class Pool(Serial):
             self._dismiss()
             raise
         return [self._reply(exchange.phase, at, order, answers) for at, order in enumerate(orders)]
+
+    def restore(self, run: int, memos: Mapping[int, Groups]) -> None:
+        self._changed |= {(own, client) for own, client in self.memos if own == run} | {(run, client) for client in memos}
+        super().restore(run, memos)
 
     def close(self) -> None:
         self._dismiss()

@@ -2,25 +2,34 @@
 row of the tape is next. Replaying a step costs one launch, whatever it is made of."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from feddkd.engines.replays import in_peace, new_stream
 from feddkd.engines.tracing import compiled
 from feddkd.engines.work import Work, advance, join, lanes_in, part, shapes, take
 from feddkd.method import Batch
+from feddkd.models import Model
 from feddkd.params import Groups
 
 STRIDE = 7  # steps in one graph, besides a graph of one; 49 batches an epoch are seven of them
 
 
 class Way(NamedTuple):
-    """How the lanes of a step are recorded: vectorised or on a stream each; as they are, or traced and compiled first."""
+    """How the lanes of a step are recorded: vectorised or on a stream each; as they are, or traced and compiled first, perhaps
+    with kernels of our own for convolutions."""
 
     streams: bool = False
     compiled: bool = False
+    kernels: bool = False
+
+    def suits(self, model: Model, often: bool = True) -> bool:
+        """Whether it is worth a trial: compiling is not for what is done seldom."""
+        return (often or not self.compiled) and (model.convolves or not self.kernels)
 
 
 def _clone(groups: Groups) -> Groups:
@@ -55,21 +64,33 @@ class Recording:
         self._record(device, pool)
 
     def _compile(self, lane_steps: dict[object, Callable[..., Groups]]) -> Callable[..., Groups]:
-        """The step with the writing back of its results inside, so that the compiler can write them where they belong at once."""
+        """The step with the writing back of its results inside, so that the compiler can write them where they belong at once;
+        over all lanes also with the reading of its batch."""
         step, batch = self.call, self._read(slice(None))
 
         def written(sent: Groups, carry: Groups, batch: Batch) -> Groups:
             _copy(carry, step(sent, carry, batch))
             return {}
 
+        def whole(sent: Groups, carry: Groups, x: Tensor, y: Tensor, number: Tensor, *tape: Tensor) -> Groups:
+            indices, share, keys = (tensor.index_select(0, number).squeeze(0) for tensor in tape)
+            store = replace(self.work.store, x=x, y=y)
+            return written(sent, carry, store.read(indices, share, keys, self.work.dtype, self.work.phase.reads.random))
+
         if not self.way.streams:
-            return compiled(written, self.sent, self.carry, batch)
+            return compiled(whole, *self._everything, kernels=self.way.kernels)
         sent = self.sent if self.work.shared else take(self.sent, 0)
         key = (self.work.client, self.width, shapes(sent))
         if key not in lane_steps:
             own, lane = take(self.carry, 0), Batch(*(tensor[0] for tensor in batch))
             lane_steps[key] = compiled(written, sent, own, lane, channels_last=True)
         return lane_steps[key]
+
+    @property
+    def _everything(self) -> tuple[Any, ...]:
+        """All that a compiled step over all lanes reads, where it lies."""
+        store = self.work.store
+        return self.sent, self.carry, store.x, store.y, self.step, self.indices, self.share, self.keys
 
     def _record(self, device: torch.device, pool: Any) -> None:
         def again() -> None:
@@ -91,6 +112,8 @@ class Recording:
     def _body(self) -> None:
         if self.way.streams:
             self._lane_by_lane()
+        elif self.way.compiled:
+            self.call(*self._everything)
         else:
             _copy(self.carry, self.call(self.sent, self.carry, self._read(slice(None))))
         self.step.add_(1)

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from feddkd.engines.tracing import compiled
-
 WARM_UP = 3
+Compiler = Callable[..., Callable[..., Any]]  # (function, *example inputs) -> the function, fused
 
 
 def fill(places: Any, tensors: Any) -> None:
@@ -57,7 +56,7 @@ class Replay:
     """A function of tensors in fixed places as a CUDA graph. Its results are written to places outside the graph's memory: so
     graphs can share that memory, and results stay until this very graph is replayed."""
 
-    def __init__(self, function: Callable[..., Any], places: tuple[Any, ...], fuse: bool, pool: Any) -> None:
+    def __init__(self, function: Callable[..., Any], places: tuple[Any, ...], fuse: Compiler | None, pool: Any) -> None:
         leaves, inputs = tree_flatten(places)
         shapes: list[Any] = []  # how results are nested
 
@@ -66,7 +65,7 @@ class Replay:
             shapes.append(shape)
             return results
 
-        call = compiled(flat, *leaves) if fuse else flat
+        call = fuse(flat, *leaves) if fuse else flat
         results = [torch.empty_like(tensor) for tensor in in_peace(lambda: call(*leaves), leaves[0].device)]
         self.results = tree_unflatten(results, shapes[0])
         self.graph = torch.cuda.CUDAGraph()

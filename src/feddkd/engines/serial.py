@@ -18,6 +18,8 @@ from feddkd.method import Batch, Collect, Exchange, Fold, Phase, probing
 from feddkd.models import Model
 from feddkd.params import Groups, Tensors, stack, weighted_mean
 
+Memos = dict[tuple[int, int], Groups]  # (run, client) -> memo
+
 
 @dataclass
 class Serial:
@@ -27,7 +29,7 @@ class Serial:
     federations: Sequence[Federation]
     first_memos: Sequence[Groups]
     dtype: torch.dtype = torch.float32
-    memos: dict[tuple[int, int], Groups] = field(default_factory=dict)  # (run, client) -> memo
+    memos: Memos = field(default_factory=dict)
 
     def sizes(self, run: int, source: Source = "train") -> Sequence[int]:
         return self.federations[run].counts(source)
@@ -36,7 +38,7 @@ class Serial:
         return {client: memo for (own, client), memo in self.memos.items() if own == run and memo}
 
     def restore(self, run: int, memos: Mapping[int, Groups]) -> None:
-        self.memos |= {(run, client): memo for client, memo in memos.items()}
+        self.memos = restored(self.memos, run, memos)
 
     def facts(self) -> dict[str, Any]:
         return {}
@@ -130,6 +132,12 @@ def gather(phase: Phase, stacked: Groups, examples: Sequence[int]) -> Groups:
 
     gathered = {group: one(group, rule) for group, rule in phase.collect.items()}
     return {**gathered, **{name: stacked[group] for name, group in phase.every.items()}}
+
+
+def restored(held: Memos, run: int, memos: Mapping[int, Groups]) -> Memos:
+    """One run's memos in place of those it held."""
+    others = {at: memo for at, memo in held.items() if at[0] != run}
+    return {**others, **{(run, client): memo for client, memo in memos.items()}}
 
 
 def retained(memo: Groups, names: frozenset[str] | None) -> Groups:

@@ -7,6 +7,7 @@ graph    the vectorised step recorded once as a CUDA graph and replayed
 streams  every lane on a CUDA stream of its own, all of them recorded as one CUDA graph
 fused, fused-streams
          the same two, traced (convolutions over lanes as patches x bmm) and compiled before they are recorded
+kernels  as fused, with convolutions, and the pooling and ReLU behind them, in Triton kernels of our own
 
 All give the same numbers up to rounding. `auto` times some steps of the job at hand and keeps the quickest.
 """
@@ -35,6 +36,7 @@ WAYS = {
     "streams": Way(streams=True),
     "fused": Way(compiled=True),
     "fused-streams": Way(streams=True, compiled=True),
+    "kernels": Way(compiled=True, kernels=True),
 }
 
 
@@ -60,8 +62,8 @@ class Chooser:
 
     def run(self, work: Work, carry: Groups) -> Groups:
         trains = work.phase.reads.random
-        names = [name for name in self.known if trains or name not in WAYS or not WAYS[name].compiled]
         # a test set is read through too seldom for compiling to pay, and not worth a line to people
+        names = [name for name in self.known if name not in WAYS or WAYS[name].suits(work.model, trains)]
         kind = f"{work.phase.name}, {lanes_in(carry)} lanes of {work.tape.indices.shape[2]}"
         most = work.tape.active.count(work.tape.active[0])  # a trial ends with the first lane that does
         level = logging.INFO if trains else logging.DEBUG

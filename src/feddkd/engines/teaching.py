@@ -13,7 +13,7 @@ from torch.func import grad
 from torch.utils._pytree import tree_leaves, tree_map
 
 from feddkd.engines.lessons import Course, Lesson
-from feddkd.engines.replays import Replay, copies, fill, fill_all
+from feddkd.engines.replays import Compiler, Replay, copies, fill, fill_all
 from feddkd.engines.work import stacked
 from feddkd.method import Batch, Gradient
 from feddkd.models import Model
@@ -82,7 +82,7 @@ def programme(model: Model, client: Gradient, mean: bool, over_runs: Over, over_
 class Desk:
     """A course recorded: lessons, teachers' answers, what is sent and the number of the step in fixed places."""
 
-    def __init__(self, course: Course, sents: Sequence[Groups], plan: Programme, fuse: bool, pool: Any) -> None:
+    def __init__(self, course: Course, sents: Sequence[Groups], plan: Programme, fuse: Compiler | None, pool: Any) -> None:
         self.lessons, self.sent = tree_map(torch.clone, course.lessons), stacked(list(sents))
         self.step = torch.zeros(1, dtype=torch.int64, device=course.lessons[0].weight.device)
         self.teaching = Replay(plan.teach, (self.lessons,), fuse, pool)

@@ -6,6 +6,7 @@ grad, needs nothing of the network but tensor operations, and hands torch.compil
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from torch._functorch.compile_utils import fx_graph_cse
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import fold, pad
 from torch.utils._pytree import tree_map
+
+from feddkd.engines.convolving import fusing
 
 aten = torch.ops.aten
 
@@ -33,10 +36,18 @@ def traced(function: Callable[..., Any], *example: Any) -> Callable[..., Any]:
     return graph
 
 
-def compiled(function: Callable[..., Any], *example: Any, channels_last: bool = False) -> Callable[..., Any]:
-    """The traced function, fused by torch.compile; `channels_last` lays images out as cuDNN's convolutions want them."""
+def compiled(
+    function: Callable[..., Any], *example: Any, channels_last: bool = False, kernels: bool = False
+) -> Callable[..., Any]:
+    """The traced function, fused by torch.compile; `channels_last` lays images out as cuDNN's convolutions want them, `kernels`
+    hands convolutions, with what follows them, to kernels of our own."""
+
+    def watched(*inputs: Any) -> Any:
+        with fusing() if kernels else nullcontext():
+            return function(*inputs)
+
     options: dict[str, Any] = {"force_layout_optimization": True} if channels_last else {}
-    fused: Callable[..., Any] = torch.compile(traced(function, *example), dynamic=False, fullgraph=True, options=options)
+    fused: Callable[..., Any] = torch.compile(traced(watched, *example), dynamic=False, fullgraph=True, options=options)
     return fused
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
 
 from feddkd.errors import InputError
 from feddkd.keys import Key, fold, uniform
@@ -73,6 +74,10 @@ class Model:
     buffer_names: frozenset[str]
     norm_names: frozenset[str]  # parameters and buffers of batch-norm layers
     inside: torch.dtype | None = None  # what it computes in, where that is not the type of its numbers
+
+    @property
+    def convolves(self) -> bool:
+        return any(isinstance(module, _ConvNd) for module in self.net.modules())
 
     def computing_in(self, dtype: torch.dtype) -> "Model":
         """The same network, its numbers and results as they were, its arithmetic in another type. Batch norm's numbers stay."""

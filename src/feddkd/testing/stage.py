@@ -67,6 +67,8 @@ def rehearse(
     protocol = fitting_protocol(chosen, own_tests=False)
     try:
         *_, rows = play(chosen, model, around(host), runs, cohort=cohort, last=rounds, protocol=protocol)
+        if ended := next((run.error for run in runs if run.error), None):
+            raise ended
         return Played([run.state for run in runs], dict(getattr(host, "memos", {})), rows)
     finally:
         host.close()
