@@ -34,7 +34,7 @@ def generator(key: Key) -> np.random.Generator:
 
 
 class _Seed(ISeedSequence):
-    """A key as what Philox(key=...) would make of its digest. Without it numpy asks the system for randomness first, each time."""
+    """A key as what Philox(key=...) would make of its digest. Without it numpy first asks the system for randomness."""
 
     def __init__(self, key: Key) -> None:
         self.key = key
