@@ -166,7 +166,9 @@ def main(inputs: int) -> None:
     if not has_atheris():
         sys.exit("atheris is not installed: pip install 'feddkd[fuzz]' for coverage-guided fuzzing")
     for name in targets():
-        done = subprocess.run([sys.executable, __file__, "--atheris", name, str(25 * inputs)], capture_output=True, text=True)
+        command = [sys.executable, __file__, "--atheris", name, str(25 * inputs)]
+        with tempfile.TemporaryDirectory() as place:  # libFuzzer ends without a chance to clear up
+            done = subprocess.run(command, env={**os.environ, "TMPDIR": place}, capture_output=True, text=True)
         if done.returncode:
             sys.exit(f"{name}: a finding\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
         told = [line for line in done.stderr.splitlines() if line.startswith("Done ")]
