@@ -120,13 +120,13 @@ class Flower:
 
     def _page(self, exchange: Exchange, order: Order, client: int) -> Page:
         retain = None if exchange.retain is None else sorted(exchange.retain)
-        told: Page = {"client": client, "key": order.key, "source": exchange.phase.reads.source}
+        told: Page = {"client": client, "key": order.key, "phase": exchange.phase.name}
         return {**self._subject(), **told, "retain": retain, "expects": self.held.get(client, FIRST)}
 
     def _subject(self) -> Page:
         """The experiment, and what a node that brings its own data must know of the federation's."""
         own = self.federations[0]
-        facts = {"shape": own.x.shape[1:], "classes": own.classes, "public": len(own.public), "scale": own.transform.scale}
+        facts = {"shape": own.x.shape[1:], "classes": own.classes, "scale": own.transform.scale}
         return {"experiment": self.experiment, "facts": facts}
 
     def _take(self, exchange: Exchange, client: int, message: Message, pattern: Groups) -> Groups:

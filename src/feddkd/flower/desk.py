@@ -90,9 +90,11 @@ class Desk:
     federation: Federation
     first: Groups  # what every client begins with
 
-    def phase(self, key: Key, source: Source) -> Phase:
+    def phase(self, key: Key, name: str) -> Phase:
         if key[0] == "evaluate":
-            return evaluate.PHASES[source]
+            return next(
+                (phase for phase in evaluate.PHASES.values() if phase.name == name), evaluate.counting(self.federation.classes)
+            )
         if key[0] == "diagnose":
             return diagnostics.PHASE
         _, round, index, step = (int(part) for part in key)
@@ -107,7 +109,7 @@ class Desk:
 
     def answer(self, page: Page, sent: Groups, memo: Groups) -> tuple[Groups, Groups]:
         client, key = int(page["client"]), (*page["key"], int(page["client"]))
-        phase = self.phase(tuple(page["key"]), page["source"])
+        phase = self.phase(tuple(page["key"]), page["phase"])
         if not len(self.federation.indices(phase.reads.source, client)):
             raise InputError(f"client {client} has no {phase.reads.source} examples")
         with seeded(key, self.federation.x.device):
@@ -120,7 +122,8 @@ def _open(own: Own, spelled: str, told: str) -> Desk:
     federation, dtype = own.federation(experiment, facts), DTYPES[experiment.dtype]
     model = functional(experiment.architecture.build(federation.shape, facts["classes"]))
     start = model.initial(("init", experiment.seed))
-    _, first = begin(model, experiment.parsed_method, start, federation, experiment.seed, dtype, facts["public"])
+    device, seeds = federation.x.device, [experiment.seed]
+    _, _, (first,) = begin(model, experiment.parsed_method, [federation], [start], seeds, device, dtype)
     return Desk(experiment, model, federation, first)
 
 
