@@ -36,6 +36,7 @@ OnDivergence = Annotated[
 def run_all(
     experiments: list[Experiment], places: list[Path], *, engine: str, device: str, precision: str | None, strategy: str | None,
     threads: int | None, data: Path | None, every_rounds: int | None, every_minutes: float, as_json: bool, fresh: bool = False,
+    until: int | None = None,
 ) -> None:  # fmt: skip
     """Run experiments as a command's options say, each in a folder under its place, and show what came out."""
     experiments, options = in_precision(experiments, precision, engine, device)
@@ -49,7 +50,7 @@ def run_all(
             bars = [follow(at) for at in group]
             summaries = execute(
                 [experiments[at] for at in group], out=places[group[0]], folder=data, engine=engine, device=device,
-                options=options, every=every, fresh=fresh, on_row=lambda at, row, bars=bars: bars[at](row),  # type: ignore[misc]
+                options=options, every=every, fresh=fresh, until=until, on_row=lambda at, row, bars=bars: bars[at](row),  # type: ignore[misc]
             )  # fmt: skip
             done |= dict(zip(group, summaries, strict=True))
     folders = [place / folder_name(experiment) for experiment, place in zip(experiments, places, strict=True)]
