@@ -1,5 +1,6 @@
 """A draw is a function of its key and of nothing else."""
 
+import hashlib
 import itertools
 
 import numpy as np
@@ -71,3 +72,10 @@ def test_no_draw_touches_the_global_generators() -> None:
     generator(("a",)).normal(size=10)
     assert torch.equal(before[0], torch.get_rng_state())
     assert before[1] == str(np.random.get_state())
+
+
+def test_a_keys_generator_is_philox_with_the_keys_digest() -> None:
+    key = ("batches", 3, 1, 0, 2, 7)
+    digest = hashlib.blake2b(repr(key).encode(), digest_size=16).digest()
+    expected = np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
+    assert (generator(key).permutation(1000) == expected.permutation(1000)).all()

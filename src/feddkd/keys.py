@@ -6,9 +6,11 @@ state.
 """
 
 import hashlib
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.random.bit_generator import ISeedSequence
 from torch import Tensor
 
 Key = tuple[str | int, ...]
@@ -28,7 +30,17 @@ def step_keys(key: Key, steps: int) -> "np.typing.NDArray[np.int64]":
 
 def generator(key: Key) -> np.random.Generator:
     """A host-side generator that is this key's alone."""
-    return np.random.Generator(np.random.Philox(key=int.from_bytes(_digest(key), "little")))
+    return np.random.Generator(np.random.Philox(_Seed(key)))  # type: ignore[arg-type]  # numpy's stub forgets its own protocol
+
+
+class _Seed(ISeedSequence):
+    """A key as what Philox(key=...) would make of its digest. Without it numpy first asks the system for randomness."""
+
+    def __init__(self, key: Key) -> None:
+        self.key = key
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> "np.typing.NDArray[Any]":
+        return np.frombuffer(_digest(self.key), np.uint64)
 
 
 def _digest(key: Key) -> bytes:
