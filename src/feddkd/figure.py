@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple
 from pathlib import Path
@@ -13,8 +13,8 @@ import numpy as np
 from feddkd.data.formats import Array
 from feddkd.errors import InputError
 from feddkd.papers.definitions import Paper
-from feddkd.papers.figures import Curve, Figure
-from feddkd.papers.figures import curves as curves_of
+from feddkd.papers.figures import Curve, Figure, figures
+from feddkd.papers.page import drawable, shown
 from feddkd.papers.runs import Runs
 from feddkd.record import Record
 from feddkd.report import families, labels
@@ -57,21 +57,44 @@ def draw(rows: Mapping[str, Histories], path: Path) -> None:
 
 def draw_figure(paper: Paper, figure: Figure, runs: Runs, path: Path) -> None:
     """A figure of the paper; in a .png the digest of what it shows, so that one can see whether it is up to date."""
-    shown = {title: curves_of(paper, figure, panel, runs) for title, panel in figure.panels.items()}
-    if not any(curve.seeds for panel in shown.values() for curve in panel):
+    panels = shown(paper, figure, runs)
+    if not drawable(panels):
         raise InputError(f"there are no runs of figure {figure.name!r} yet; `feddkd paper run {figure.name}` makes some")
-    columns = min(len(shown), 3)
-    rows = -(-len(shown) // columns)
-    with _grid(path, rows, columns, (4 * columns, 3.2 * rows), digest(shown.values())) as grid:
-        for axis in grid.flat[len(shown) :]:
+    columns = min(len(panels), 3)
+    rows = -(-len(panels) // columns)
+    with _grid(path, rows, columns, (4 * columns, 3.2 * rows), digest(panels)) as grid:
+        for axis in grid.flat[len(panels) :]:
             axis.remove()
-        for axis, (title, found) in zip(grid.flat, shown.items(), strict=False):
+        for axis, (title, found) in zip(grid.flat, panels.items(), strict=False):
             _panel(axis, figure, title, found)
 
 
-def digest(shown: Iterable[Sequence[Curve]]) -> str:
+def digest(panels: Mapping[str, Sequence[Curve]]) -> str:
     """Of all that a figure shows."""
-    return hashlib.sha256(json.dumps([[astuple(curve) for curve in panel] for panel in shown]).encode()).hexdigest()
+    told = {title: [astuple(curve) for curve in panel] for title, panel in panels.items()}
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+
+
+def draw_all(paper: Paper, runs: Runs, folder: Path) -> list[Path]:
+    """Every figure of which there are runs, as NAME.png; one that shows the same already is left as it is."""
+    drawn = []
+    for figure in figures(paper).values():
+        path, panels = folder / f"{figure.name}.png", shown(paper, figure, runs)
+        if drawable(panels):
+            if drawn_digest(path) != digest(panels):
+                draw_figure(paper, figure, runs, path)
+            drawn.append(path)
+    return drawn
+
+
+def drawn_digest(path: Path) -> str | None:
+    """What a picture says it shows."""
+    from PIL import Image
+
+    if not path.exists():
+        return None
+    with Image.open(path) as picture:
+        return picture.info.get("Description")
 
 
 def _panel(axis: Any, figure: Figure, title: str, found: Sequence[Curve]) -> None:

@@ -11,9 +11,10 @@ from feddkd.commands.running import Device, Engine, EveryMinutes, EveryRounds, P
 from feddkd.commands.terminal import AsJson, DataDir
 from feddkd.errors import InputError, choices
 from feddkd.experiment import Experiment
-from feddkd.figure import draw_figure, paper_curves
+from feddkd.figure import draw_all, draw_figure, paper_curves
 from feddkd.papers.definitions import Definition, Paper, read
 from feddkd.papers.figures import Figure, figures, find, missing, place
+from feddkd.papers.page import page
 from feddkd.papers.runs import collect, recorded, strangers
 from feddkd.papers.show import FORMATS, as_json, compare
 from feddkd.papers.status import Progress, progress
@@ -95,6 +96,21 @@ def paper_figure(
         draw_figure(paper, found, recorded(paper, runs), out)
     else:
         paper_curves(paper, name, recorded(paper, runs), out)
+
+
+@paper_app.command("report")
+def paper_report(
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The page to write.")] = Path("docs/reproduction.md"),
+    pictures: Annotated[str, typer.Option(metavar="NAME", help="Folder for pictures, beside the page.")] = "pictures",
+    papers: Papers = PAPERS,
+) -> None:
+    """Write the page of all tables and figures from the committed results: verdicts, what is open, what does not match."""
+    paper = read(papers)
+    runs = recorded(paper)
+    (out.parent / pictures).mkdir(parents=True, exist_ok=True)
+    drawn = draw_all(paper, runs, out.parent / pictures)
+    out.write_text(page(paper, runs, pictures), encoding="utf-8")
+    print(f"written to {out}, with {len(drawn)} pictures")
 
 
 @paper_app.command("run")
