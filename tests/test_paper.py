@@ -502,6 +502,39 @@ def test_runs_without_the_losses_that_a_figure_draws_are_made_again_and_kept(
     assert (tmp_path / "loss.png").stat().st_size > 1000
 
 
+def test_the_page_has_tables_figures_and_findings_and_pictures_are_drawn_once(
+    drawn: Paper, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = runs_of(drawn, "FedAvg", [[0.1, 0.2, 0.3, 0.4]] * 2) | runs_of(drawn, "FedDKD", [[0.5]])
+    (drawn.folder / "results").mkdir()
+    (drawn.folder / "results" / "tiny.jsonl.gz").write_bytes(gzip.compress("".join(r.line for r in runs.values()).encode()))
+    (drawn.folder / "findings.toml").write_text(
+        '[[open]]\nquestion = "Why?"\nshowed = "Because."\nkept = false\n[[open]]\nquestion = "When?"\n'
+        '[[mismatch]]\ntables = ["tiny"]\nwhat = "All of it."\nwhy = "Made up."\n'
+    )
+
+    def write() -> str:
+        call("report", "--out", tmp_path / "page.md", "--papers", drawn.folder, capsys=capsys, monkeypatch=monkeypatch)
+        return (tmp_path / "page.md").read_text(encoding="utf-8")
+
+    page = write()
+    assert "| `tiny` | 2/8 | 9/32 | 4 | 0 | 0 | 2 | 0 | 2 | 0 | - |" in page  # of FedDKD's cells one run is there in part
+    assert "partial, so far worse" in page
+    assert "![Accuracy for communications](pictures/curves.png)" in page
+    assert "Partial; 1 of 2 seeds, 1 of 4 rounds: FedDKD (half); nothing yet: FedAvg (all), FedDKD (all)." in page
+    assert "`loss`: there are no runs to draw yet." in page
+    assert "| Why? | Because. (*) |" in page
+    assert "nothing measured: When?." in page
+    assert "| `tiny` | All of it. | Made up. |" in page
+    picture = tmp_path / "pictures" / "curves.png"
+    before = picture.stat().st_mtime_ns
+    assert write() == page
+    assert picture.stat().st_mtime_ns == before
+    picture.unlink()
+    write()
+    assert picture.exists()
+
+
 # The commands
 
 

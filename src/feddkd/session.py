@@ -133,7 +133,7 @@ class Session:
         self.last = now
         t = row["round"]
         more = t < self.experiments[0].rounds
-        enough = t == self.until
+        enough = self.until is not None and t >= self.until
         if more and (halt.asked or enough or self.every.due(t, now - self.saved)):
             self.writer.submit(partial(self._save, snapshots()))
             self.saved = now
