@@ -20,7 +20,7 @@ setup: $(DONE) ## install the package and what its tests need into .venv
 
 demo: $(DONE) ## FedAvg, FedProx and FedDKD on real handwritten digits, in a minute
 	$(BIN)/feddkd run experiments/demo.toml --threads 1 --out runs/demo
-	$(BIN)/feddkd report runs/demo --figure runs/demo/curves.png >/dev/null && echo 'curves drawn to runs/demo/curves.png'
+	$(BIN)/feddkd report runs/demo --out runs/demo/report.html >/dev/null
 
 test: $(DONE) ## everything CI runs: format, lint, types, tests
 	$(BIN)/ruff format --check
@@ -40,6 +40,23 @@ reproduction: $(DONE) ## write docs/reproduction.md and its pictures from the re
 mutants: $(DONE) ## break the code on purpose, one thing at a time, and see a test fail for each
 	$(BIN)/python tests/mutants.py
 
+report-bench: $(DONE) ## size of a report of 90 runs x 660 rounds, and how long a browser takes to open it
+	$(BIN)/python tests/report_bench.py
+
+screenshots: $(DONE) ## docs/pictures: the report of the demo in light, dark, narrow and on paper; needs chromium
+	$(BIN)/python tests/screenshots.py
+
+faults: $(DONE) ## kill runs at 120 random moments and see each go on to the same bits
+	OMP_NUM_THREADS=1 $(BIN)/python tests/sigkills.py
+
+soak: $(DONE) ## 2,000 rounds of a tiny job on two engines: memory must stay flat
+	OMP_NUM_THREADS=1 $(BIN)/python tests/soak.py serial
+	OMP_NUM_THREADS=1 $(BIN)/python tests/soak.py batched
+
+fuzz: $(DONE) ## feed damaged input to the experiment loader, the method parser and the data readers
+	-$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz.py
+
 format: $(DONE) ## put the code in order
 	$(BIN)/ruff check --fix --quiet
 	$(BIN)/ruff format --quiet
@@ -47,4 +64,4 @@ format: $(DONE) ## put the code in order
 clean: ## remove what the targets above made, except runs
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo test methods-docs methods-table reproduction mutants format clean
+.PHONY: help setup demo test methods-docs methods-table reproduction mutants report-bench screenshots faults soak fuzz format clean

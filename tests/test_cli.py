@@ -7,55 +7,20 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
 
+from commandline import TINY, Feddkd
 from feddkd import __version__
-from feddkd.cli import main
 from feddkd.experiment import KEYS
 from feddkd.methods import METHODS
 from feddkd.spelling import Count
 
-TINY = """
-method = "fedavg(epochs=1, batch_size=32) | dkd(steps=1)"
-partition = "classes(per_client=2)"
-model = "mlp(hidden='8')"
-clients = 5
-rounds = 2
-"""
 PROMISED = ["digest", "method", "seed", "rounds", "test_accuracy", "best_round", "final_test_accuracy", "communications",
             "local_steps", "bytes_up", "bytes_down", "seconds"]  # fmt: skip
-
-
-class Done(NamedTuple):
-    status: int
-    out: str
-    err: str
-
-
-Feddkd = Callable[..., Done]
-
-
-@pytest.fixture
-def feddkd(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Feddkd:
-    """Call the command line in this process, in an empty folder with one small experiment, tiny.toml."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("FEDDKD_DATA", raising=False)
-    monkeypatch.setenv("COLUMNS", "80")
-    Path("tiny.toml").write_text(TINY)
-
-    def call(*arguments: str) -> Done:
-        monkeypatch.setattr(sys, "argv", ["feddkd", *arguments])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        return Done(int(caught.value.code or 0), *capfd.readouterr())
-
-    return call
 
 
 MISTAKES = {
@@ -161,7 +126,8 @@ def test_bars_on_a_terminal_leave_standard_output_alone(tmp_path: Path) -> None:
     (tmp_path / "tiny.toml").write_text(TINY)
     terminal, end = pty.openpty()
     command = [sys.executable, "-m", "feddkd.cli", "run", "tiny.toml", "--json"]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=end, text=True) as process:
+    wide = {**os.environ, "COLUMNS": "140"}
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=end, text=True, env=wide) as process:
         os.close(end)
         seen = b""
         while chunk := _read(terminal):
@@ -169,8 +135,8 @@ def test_bars_on_a_terminal_leave_standard_output_alone(tmp_path: Path) -> None:
         assert process.stdout is not None
         assert len(json.loads(process.stdout.read())["runs"]) == 1
     os.close(terminal)
-    assert "━" in seen.decode()
-    assert "2/2" in seen.decode()
+    for said in ("━", "2/2", "test ", "DKD ", "images/s"):
+        assert said in seen.decode()
 
 
 def _read(terminal: int) -> bytes:
@@ -274,7 +240,7 @@ def test_a_saved_partition_is_the_same_wherever_the_file_lies(feddkd: Feddkd) ->
         ("--help", ["run", "report", "methods", "data", "TOML"]),
         ("run --help", [*KEYS, "[sweep]", "--set", "fedavg(epochs=5, lr=0.1) | dkd(steps=10, lr=0.2)", "--json", "FEDDKD_DATA"]),
         ("methods --help", ["fedavg() | dkd()"]),
-        ("report --help", ["DIR", "mean and standard deviation"]),
+        ("report --help", ["DIR", "mean and standard deviation", "--out", "--open", "--figures", "--json"]),
         ("data --help", ["list", "check", "show"]),
         ("data show --help", ["--save", "saved(path='FILE.npz')"]),
     ],

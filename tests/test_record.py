@@ -48,11 +48,19 @@ def shown(page: object, width: int = 80) -> list[str]:
     return console.export_text().splitlines()
 
 
-def test_a_run_leaves_its_five_files(tmp_path: Path) -> None:
+def test_a_run_leaves_its_seven_files(tmp_path: Path) -> None:
     e = experiment()
     (summary,) = execute([e], out=tmp_path, engine="serial")
     folder = tmp_path / folder_name(e)
-    files = ["final.safetensors", "manifest.json", "rounds.jsonl", "summary.json", "timings.jsonl"]
+    files = [
+        "confusion.json",
+        "final.safetensors",
+        "manifest.json",
+        "partition.json",
+        "rounds.jsonl",
+        "summary.json",
+        "timings.jsonl",
+    ]
     assert sorted(path.name for path in folder.iterdir()) == files
     assert json.loads((folder / "summary.json").read_text()) == summary
     assert [row["round"] for row in lines(folder / "rounds.jsonl")] == [1, 2]

@@ -1,5 +1,6 @@
-"""The command line: feddkd run | resume | report | methods | data | paper | bench."""
+"""The command line: feddkd run | resume | report | watch | ls | compare | methods | data | paper | bench."""
 
+import errno
 import os
 import sys
 from pathlib import Path
@@ -8,18 +9,31 @@ from typing import Annotated
 import typer
 
 from feddkd.commands.bench import bench
+from feddkd.commands.compare import compare
 from feddkd.commands.data import data_app
+from feddkd.commands.listing import listing
 from feddkd.commands.methods import methods
 from feddkd.commands.paper import paper_app
-from feddkd.commands.running import Device, Engine, EveryMinutes, EveryRounds, OnDivergence, Precision, Strategy, Threads, run_all
+from feddkd.commands.report import report
+from feddkd.commands.running import (
+    Device,
+    Engine,
+    EveryMinutes,
+    EveryRounds,
+    Log,
+    OnDivergence,
+    Precision,
+    Strategy,
+    Threads,
+    run_all,
+)
 from feddkd.commands.terminal import AsJson, DataDir, File, Settings
 from feddkd.commands.terminal import console as _console
+from feddkd.commands.watching import watch
 from feddkd.errors import ClientError, InputError, RunError
 from feddkd.experiment import load
-from feddkd.figure import curves
 from feddkd.halt import Halted
 from feddkd.record import find
-from feddkd.report import table
 from feddkd.version import __version__
 
 app = typer.Typer(
@@ -32,6 +46,8 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 app.add_typer(paper_app, name="paper")
+
+WRONG_PATHS = "ENOENT EACCES EPERM EEXIST ENOTDIR EISDIR EROFS ENAMETOOLONG ELOOP"  # that a user has given
 
 
 def main() -> None:
@@ -46,8 +62,8 @@ def main() -> None:
         _fail(str(halted), status=halted.status)
     except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted", status=130)
-    except OSError as error:  # a full disk, a closed pipe
-        _fail(str(error), status=1)
+    except OSError as error:  # else than a wrong path it is a full disk, a closed pipe
+        _fail(str(error), status=2 if errno.errorcode.get(error.errno or 0) in WRONG_PATHS.split() else 1)
     except Exception as error:
         if not hasattr(error, "format_message"):  # typer's usage errors have it, and no public class of their own
             raise
@@ -75,6 +91,8 @@ def run(
     on_divergence: OnDivergence = None,
     every_rounds: EveryRounds = None,
     every_minutes: EveryMinutes = 1.0,
+    log: Log = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run, on which engine; time, memory, bytes.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run the experiments of a file: one run for each combination of its [sweep].
@@ -97,7 +115,7 @@ def run(
       min_clients = 1: with fewer left a round ends; on_divergence = "drop", or stop, continue: what becomes of a client whose
       numbers are not finite
     - diagnostics = true logs the theory's quantities (L1', L2', their bound, update norms, clients' losses) in every round
-    - target: a test accuracy whose price is reported; name: a label for tables
+    - target: a test accuracy whose price is reported; delta: of the epsilon that methods with noise report; name: a label
 
     A table [sweep] lists values, as in seed = [0, 1, 2]. Change any key by --set rounds=5, --set 'method=fedavg(lr=0.3)',
     --set 'sweep.seed=[0, 1]'.
@@ -109,9 +127,9 @@ def run(
     run_all(
         experiments, [out] * len(experiments),
         engine=engine, device=device, precision=precision, strategy=strategy, threads=threads, data=data,
-        every_rounds=every_rounds, every_minutes=every_minutes, as_json=as_json, fresh=fresh,
+        every_rounds=every_rounds, every_minutes=every_minutes, as_json=as_json, fresh=fresh, dry=dry_run, log=log,
     )  # fmt: skip
-    if not as_json:
+    if not as_json and not dry_run:
         _console().print(f"written to {out}{os.sep}", soft_wrap=True)
 
 
@@ -126,6 +144,7 @@ def resume(
     data: DataDir = None,
     every_rounds: EveryRounds = None,
     every_minutes: EveryMinutes = 1.0,
+    log: Log = None,
     as_json: AsJson = False,
 ) -> None:
     """Go on with the runs under some folders that were cut short, each from its last checkpoint."""
@@ -136,22 +155,14 @@ def resume(
     run_all(
         [record.experiment for record in found], [record.folder.parent for record in found],
         engine=engine, device=device, precision=precision, strategy=strategy, threads=threads, data=data,
-        every_rounds=every_rounds, every_minutes=every_minutes, as_json=as_json,
+        every_rounds=every_rounds, every_minutes=every_minutes, as_json=as_json, log=log,
     )  # fmt: skip
 
 
-@app.command()
-def report(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of runs.")] = Path("runs"),
-    figure: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the accuracy curves, too: .png, .svg, .pdf.")] = None,
-) -> None:
-    """A table of all runs under a folder: mean and standard deviation over seeds, and what a target accuracy cost."""
-    records = find(folder)
-    _console().print(table(records))
-    if figure is not None:
-        curves(records, figure)
-
-
+app.command()(report)
+app.command("ls")(listing)
+app.command()(compare)
+app.command()(watch)
 app.command()(methods)
 app.command()(bench)
 

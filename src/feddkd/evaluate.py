@@ -6,9 +6,12 @@ their client. The server takes part as one more client that holds the validation
 
 from collections.abc import Sequence
 from enum import Enum
+from functools import partial
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
 
 from feddkd.data.batches import Reads, Source
 from feddkd.data.federation import SERVER
@@ -17,6 +20,8 @@ from feddkd.method import Batch, Collect, Exchange, Fold, Method, Phase, own_mod
 from feddkd.models import Model
 from feddkd.objectives import cross_entropy
 from feddkd.params import Groups, Tensors
+
+TALLIES = ("correct", "loss", "count")
 
 
 class Protocol(Enum):
@@ -40,12 +45,26 @@ def fitting_protocol(method: Method, own_tests: bool) -> Protocol:
 
 def measure(engine: Engine, states: Sequence[tuple[int, Groups]], protocol: Protocol, source: Source) -> list[Measured]:
     """Judge the model in each (run, state) on the validation or test set."""
+    replies = engine.exchange(Exchange(PHASES[source]), _orders(engine, states, protocol))
+    return [_summary(reply.collected["tally"], protocol) for reply in replies]
+
+
+def confusions(engine: Engine, states: Sequence[tuple[int, Groups]], protocol: Protocol, classes: int) -> list[list[list[int]]]:
+    """For the model in each (run, state): how many test examples of a class (row) were taken for which (column).
+
+    Where clients are judged one by one, over all of them together.
+    """
+    replies = engine.exchange(Exchange(_counting(classes)), _orders(engine, states, protocol))
+    return [reply.collected["tally"]["counts"].sum(0).long().tolist() for reply in replies]
+
+
+def _orders(engine: Engine, states: Sequence[tuple[int, Groups]], protocol: Protocol) -> list[Order]:
     orders = []
     for run, state in states:
         cohort = (SERVER,) if protocol is Protocol.GLOBAL else tuple(range(len(engine.sizes(run))))
         sent = {"params": state["params"], "buffers": state["buffers"]}
         orders.append(Order(run, sent, cohort, ("evaluate",)))
-    return [_summary(reply.collected["tally"], protocol) for reply in engine.exchange(Exchange(PHASES[source]), orders)]
+    return orders
 
 
 def _summary(tally: Tensors, protocol: Protocol) -> Measured:
@@ -57,14 +76,18 @@ def _summary(tally: Tensors, protocol: Protocol) -> Measured:
     return Measured((correct.sum() / count.sum()).item(), (loss.sum() / count.sum()).item(), by_client)
 
 
-def _start(model: Model, sent: Groups, memo: Groups) -> Groups:
+def _start(model: Model, sent: Groups, memo: Groups, names: Sequence[str] = TALLIES, shape: Sequence[int] = ()) -> Groups:
     params, buffers = own_model(model, sent, memo)
-    zero = torch.zeros((), dtype=torch.float64, device=next(iter(params.values())).device)
-    return {"params": params, "buffers": buffers, "tally": {"correct": zero, "loss": zero, "count": zero}}
+    zeros = torch.zeros(tuple(shape), dtype=torch.float64, device=next(iter(params.values())).device)
+    return {"params": params, "buffers": buffers, "tally": dict.fromkeys(names, zeros)}
+
+
+def _logits(model: Model, carry: Groups, batch: Batch) -> Tensor:
+    return model(carry["params"], carry["buffers"], batch.x, mode="eval").logits
 
 
 def _step(model: Model, sent: Groups, carry: Groups, batch: Batch) -> Groups:
-    logits = model(carry["params"], carry["buffers"], batch.x, mode="eval").logits
+    logits = _logits(model, carry, batch)
     present = (batch.share > 0).double()
     count = present.sum()
     tally = {
@@ -75,18 +98,32 @@ def _step(model: Model, sent: Groups, carry: Groups, batch: Batch) -> Groups:
     return {**carry, "tally": tally}
 
 
+def _counting(classes: int) -> Phase:
+    def step(model: Model, sent: Groups, carry: Groups, batch: Batch) -> Groups:
+        true, taken = (one_hot(labels, classes).double() for labels in (batch.y, _logits(model, carry, batch).argmax(-1)))
+        present = (batch.share > 0).double()
+        return {**carry, "tally": {"counts": carry["tally"]["counts"] + (true * present[:, None]).T @ taken}}
+
+    start = partial(_start, names=("counts",), shape=(classes, classes))
+    return _phase("test", "count", Fold(start, step, _finish))
+
+
 def _finish(model: Model, sent: Groups, carry: Groups, memo: Groups) -> tuple[Groups, Groups]:
     return {"tally": carry["tally"]}, memo
 
 
-def _phase(source: Source) -> Phase:
+def _phase(source: Source, name: str, client: Fold) -> Phase:
     return Phase(
-        name=f"evaluate on {source}",
-        client=Fold(_start, _step, _finish),
+        name=f"{name} on {source}",
+        client=client,
         server=lambda model, state, collected, rates: state,
         reads=Reads(batch_size=1000, source=source, random=False),
         collect={"tally": Collect.EVERY},
     )
 
 
-PHASES: dict[Source, Phase] = {"validation": _phase("validation"), "test": _phase("test")}
+JUDGING = Fold(_start, _step, _finish)
+PHASES: dict[Source, Phase] = {
+    "validation": _phase("validation", "evaluate", JUDGING),
+    "test": _phase("test", "evaluate", JUDGING),
+}

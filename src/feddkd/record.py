@@ -3,6 +3,8 @@
 manifest.json      what was run: experiment, hashes of data and partition, protocol, versions, hardware
 rounds.jsonl       one line a round, without times: two runs on one engine and strategy can be compared byte by byte
 timings.jsonl      seconds of each round, which do depend on the machine
+partition.json     classes by name, and how many training examples of each every client holds
+confusion.json     of the final model: how many test examples of a class (row) were taken for which (column)
 summary.json       the numbers people quote; there once the run is finished
 final.safetensors  the final global tensors
 checkpoints/       while it runs: where it can go on from (checkpoint.py)
@@ -17,8 +19,9 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy
 import torch
@@ -87,7 +90,7 @@ class Recorder:
 
     def begin(self, manifest: Mapping[str, Any]) -> None:
         """Anew: whatever was there is written over."""
-        for name in ("summary.json", "final.safetensors"):
+        for name in ("summary.json", "confusion.json", "final.safetensors"):
             (self.folder / name).unlink(missing_ok=True)
         checkpoint.remove(self.folder)
         self._write("manifest.json", manifest)
@@ -120,6 +123,10 @@ class Recorder:
             self._files[name].write(json.dumps(_without_nan(line), allow_nan=False) + "\n")
             self._files[name].flush()
 
+    def keep(self, name: str, content: Mapping[str, Any]) -> None:
+        """A small file beside the lines, compact."""
+        checkpoint.put(self.folder / name, (json.dumps(content) + "\n").encode())
+
     def sync(self) -> None:
         """Lines on disk before a checkpoint counts on them."""
         for file in self._files.values():
@@ -145,7 +152,7 @@ class Recorder:
         self._lock.give_back()
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
-        checkpoint.put(self.folder / name, (json.dumps(content, indent=2) + "\n").encode())
+        checkpoint.put(self.folder / name, (json.dumps(_without_nan(content), indent=2) + "\n").encode())
 
 
 def _cut(path: Path, after: int) -> list[dict[str, Any]]:
@@ -171,6 +178,13 @@ def _without_nan(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+class Counts(NamedTuple):
+    """Numbers of examples; the columns are classes, the rows clients or classes."""
+
+    classes: list[str]
+    counts: list[list[int]]
+
+
 @dataclass(frozen=True)
 class Record:
     """A run as it was found on disk."""
@@ -178,7 +192,21 @@ class Record:
     folder: Path
     manifest: dict[str, Any]
     history: list[Row]
-    seconds: float
+    timings: list[float]  # seconds of each round
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.timings)
+
+    @cached_property
+    def partition(self) -> Counts | None:
+        """Clients x classes; None in records from before it was kept."""
+        return _counts(self.folder / "partition.json")
+
+    @cached_property
+    def confusion(self) -> Counts | None:
+        """Classes x classes; None where the run is not finished, or from before it was kept."""
+        return _counts(self.folder / "confusion.json")
 
     @property
     def label(self) -> str:
@@ -219,11 +247,21 @@ def _read(folder: Path) -> Record:
     try:
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
         history, timings = (_lines(folder / name) for name in ("rounds.jsonl", "timings.jsonl"))
-        record = Record(folder, manifest, history, sum(line["seconds"] for line in timings))
+        record = Record(folder, manifest, history, [line["seconds"] for line in timings])
         _ = record.label, record.finished, manifest["family"], manifest["protocol"]["test_accuracy"]
         return record
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"the run in {folder} cannot be read: {error!r}") from None
+
+
+def _counts(path: Path) -> Counts | None:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return Counts(found["classes"], found["counts"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} cannot be read: {error!r}") from None
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

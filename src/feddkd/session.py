@@ -12,6 +12,8 @@ import torch
 
 from feddkd import checkpoint
 from feddkd.checkpoint import Snapshot, Writer
+from feddkd.engines import Engine
+from feddkd.evaluate import confusions
 from feddkd.experiment import Experiment
 from feddkd.halt import Enough, Halt, Halted
 from feddkd.prepare import Prepared, prepare
@@ -95,9 +97,11 @@ class Session:
                     [ready.model.initial(("init", e.seed)) for ready, e in zip(prepared, self.experiments, strict=True)],
                     [experiment.seed for experiment in self.experiments],
                     rounds=first.rounds, cohort=first.cohort, protocol=first.protocol, engine=engine, device=device,
-                    dtype=DTYPES[first.dtype], options=options, diagnostics=first.diagnostics, resume=self.snapshots,
-                    tolerance=first.tolerance, on_start=lambda: self._open(prepared, engine, find_device(device)),
+                    dtype=DTYPES[first.dtype], options=options, diagnostics=first.diagnostics, delta=first.delta,
+                    resume=self.snapshots, tolerance=first.tolerance,
+                    on_start=lambda: self._open(prepared, engine, find_device(device)),
                     on_round=lambda rows, snapshots: self._after(rows, snapshots, halt, on_row),
+                    on_end=lambda engine, runs: self._count(prepared, engine, runs),
                 )  # fmt: skip
             self.writer.wait()
             return [self._finish(run, facts) for run in runs]
@@ -119,6 +123,7 @@ class Session:
             else:
                 recorder.begin(manifest)
                 self.histories.append([])
+            recorder.keep("partition.json", {"classes": ready.data.labels, "counts": ready.federation.held.tolist()})
         self.last = self.saved = time.perf_counter()
 
     def _after(
@@ -141,6 +146,14 @@ class Session:
             self.writer.wait()
             message = f"stopped after round {t}; the same command goes on from there"
             raise Halted(message, halt.asked) if halt.asked else Enough
+
+    def _count(self, prepared: Sequence[Prepared], engine: Engine, runs: Sequence[Run]) -> None:
+        """The final models' confusion matrices."""
+        states = [(run.index, run.state) for run in runs]
+        found = confusions(engine, states, self.experiments[0].protocol, prepared[0].data.classes)
+        for run, counts in zip(runs, found, strict=True):
+            labels = prepared[run.index].data.labels
+            self.recorders[run.index].keep("confusion.json", {"classes": labels, "counts": counts})
 
     def _save(self, snapshots: Mapping[int, Snapshot]) -> None:
         for index, snapshot in snapshots.items():

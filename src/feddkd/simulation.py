@@ -28,8 +28,9 @@ from feddkd.method import Method, World
 from feddkd.methods import parse
 from feddkd.models import Model, functional
 from feddkd.params import Groups, Tensors, to
+from feddkd.privacy import ledger
 from feddkd.rounds import PATIENT, Row, Run, play
-from feddkd.spelling import Count, Share, Whole, checked
+from feddkd.spelling import Chance, Count, Share, Whole, checked
 
 ENGINES: Mapping[str, Callable[..., Engine]] = {"serial": Serial, "batched": Batched, "pool": Pool}
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -63,6 +64,7 @@ def simulate(
     initial: Mapping[str, Tensor] | None = None,
     dtype: torch.dtype | str | None = None,
     diagnostics: bool = False,
+    delta: float | None = None,
     availability: str | Availability = "always()",
     min_clients: int = 1,
     on_divergence: OnDivergence = "drop",
@@ -72,10 +74,11 @@ def simulate(
     `cohort` is a fraction of the clients (0.5) or a number of them (10). `initial` is a state dict to start from; without it the
     seed draws fresh weights by the layers' own `reset_parameters`, whatever the module's weights are now. `dtype` is that of the
     weights unless said. `public` is what the server holds for everybody to see, for the methods that need such data.
-    `diagnostics` adds the theory's quantities (L1', L2', update norms, ...) to every row. `availability` says which clients do
-    not answer: "random(drop=0.1, late=0.05)", "trace(file='faults.csv')", or `feddkd.availability.listed(rows)`; with fewer
-    than `min_clients` left a round ends. A client whose numbers are not finite is left out (`on_divergence="drop"`), ends the
-    run ("stop"), or is not looked for ("continue").
+    `diagnostics` adds the theory's quantities (L1', L2', update norms, ...) to every row. `delta` is that of the epsilon which
+    methods with noise report, 1 / (10 K) unless said. `availability` says which clients do not answer:
+    "random(drop=0.1, late=0.05)", "trace(file='faults.csv')", or `feddkd.availability.listed(rows)`; with fewer than
+    `min_clients` left a round ends. A client whose numbers are not finite is left out (`on_divergence="drop"`), ends the run
+    ("stop"), or is not looked for ("continue").
     """
     federation = assemble(
         [_examples(client, f"client {k}") for k, client in enumerate(clients)],
@@ -91,7 +94,8 @@ def simulate(
         network, chosen, [federation], [start], [seed],
         rounds=checked(rounds, Count, "rounds"), cohort=cohort, protocol=fitting_protocol(chosen, own_tests=False),
         engine=engine, device=device, dtype=_dtype(dtype, start[0]), on_round=lambda rows, _: history.append(rows[0]),
-        diagnostics=diagnostics, tolerance=tolerance(availability, min_clients, on_divergence),
+        diagnostics=diagnostics, delta=checked(delta, Chance | None, "delta"),
+        tolerance=tolerance(availability, min_clients, on_divergence),
     )[0][0]  # fmt: skip
     if run.error is not None:
         raise run.error
@@ -115,29 +119,21 @@ def simulate_runs(
     on_start: Callable[[], None] = lambda: None,
     options: Mapping[str, Any] | None = None,
     diagnostics: bool = False,
+    delta: float | None = None,
     resume: Sequence[Snapshot] = (),
     tolerance: Tolerance = PATIENT,
+    on_end: Callable[[Engine, Sequence[Run]], None] = lambda engine, runs: None,
 ) -> tuple[list[Run], dict[str, Any]]:
     """Runs of one method in lock-step: one federation, start and seed for each; or they `resume`, all after the same round.
 
     `on_start` is called once everything has been checked. `on_round` gets the rows as they come, and a function that takes
-    snapshots, both by the number of the run: one that could not go on, which its `error` tells, has none. Returns the runs and
-    what the engine has to say of itself.
+    snapshots, both by the number of the run: one that could not go on, which its `error` tells, has none. `on_end` may ask the
+    clients of the others once more, as they stand after the last round; by the serial engine, since for one exchange a quick way
+    is not worth looking for. Returns the runs and what the engine has to say of itself.
     """
-    method.check_order()
     tolerance.availability.check(method.fitted(model), len(federations[0].train))
     size = cohort_size(cohort, len(federations[0].train), tolerance.min_clients)
-    place = find_device(device)
-    runs, memos = [], []
-    federations = together([federation.to(place) for federation in federations])
-    for index, (federation, start, seed) in enumerate(zip(federations, starts, seeds, strict=True)):
-        params, buffers = (to(group, place, dtype) for group in start)
-        outputs = _check_fit(model, params, buffers, federation, dtype)
-        _check_public(method, federation)
-        world = World(("method", seed), len(federation.train), federation.classes, len(federation.public), outputs)
-        state, memo = method.start(model, params, buffers, world)
-        runs.append(Run(index, seed, state, has_validation=len(federation.validation) > 0))
-        memos.append(memo)
+    federations, runs, memos = begin(model, method, federations, starts, seeds, find_device(device), dtype)
     host = open_engine(engine, model, federations, memos, dtype, options or {})
     for run, held in zip(runs, resume, strict=False):
         run.state, run.costs = held.state, held.costs
@@ -148,17 +144,44 @@ def simulate_runs(
         t, engine = rows[0]["round"], host.facts()
         return {run.index: Snapshot(t, run.state, run.costs, host.memos_of(run.index), engine) for run in going}
 
+    first = resume[0].round + 1 if resume else 1
     try:
+        spent = ledger(method.fitted(model), len(federations[0].train), size, delta, first)
         on_start()
         with suppress(RunError):  # no run could go on; each knows why
             for rows in play(method, model, host, runs, cohort=size, last=rounds, protocol=protocol, diagnostics=diagnostics,
-                first=resume[0].round + 1 if resume else 1, tolerance=tolerance,
+                first=first, tolerance=tolerance,
             ):  # fmt: skip
-                going = [run for run in runs if run.error is None]
-                on_round({run.index: row for run, row in zip(going, rows, strict=True)}, snapshots)
+                going, now = [run for run in runs if run.error is None], next(spent)
+                on_round({run.index: {**row, **now} for run, row in zip(going, rows, strict=True)}, snapshots)
+        ended = [run for run in runs if run.error is None]
+        plain = Serial(model, federations, memos, dtype)
+        for run in ended:
+            plain.restore(run.index, host.memos_of(run.index))
+        on_end(plain, ended)
         return runs, {"name": type(host).__name__.lower(), **host.facts()}
     finally:
         host.close()
+
+
+def begin(
+    model: Model, method: Method, federations: Sequence[Federation],
+    starts: Sequence[tuple[Mapping[str, Tensor], Mapping[str, Tensor]]], seeds: Sequence[int],
+    place: torch.device, dtype: torch.dtype,
+) -> tuple[list[Federation], list[Run], list[Groups]]:  # fmt: skip
+    """Runs before their first round, on a device: the federations, the runs, and the memo that each one's clients begin with."""
+    method.check_order()
+    runs, memos = [], []
+    there = together([federation.to(place) for federation in federations])
+    for index, (federation, start, seed) in enumerate(zip(there, starts, seeds, strict=True)):
+        params, buffers = (to(group, place, dtype) for group in start)
+        outputs = _check_fit(model, params, buffers, federation, dtype)
+        _check_public(method, federation)
+        world = World(("method", seed), len(federation.train), federation.classes, len(federation.public), outputs)
+        state, memo = method.start(model, params, buffers, world)
+        runs.append(Run(index, seed, state, has_validation=len(federation.validation) > 0))
+        memos.append(memo)
+    return there, runs, memos
 
 
 def cohort_size(cohort: int | float, clients: int, least: int = 1) -> int:

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 
 from feddkd.commands.terminal import AsJson, DataDir, File, Settings, console, page, summary
@@ -86,10 +85,8 @@ def data_show(
             prepared.split.save(save)
         except OSError as error:
             raise InputError(f"cannot write the partition to {save}: {error.strerror}") from None
-    y = prepared.federation.y.numpy()
-    held = np.stack([np.bincount(y[indices], minlength=prepared.data.classes) for indices in prepared.federation.train])
     screen = console()
-    picture = drawing(held, prepared.data.labels, screen.width)
+    picture = drawing(prepared.federation.held, prepared.data.labels, screen.width)
     picture.title = f"{experiment.partition} of {experiment.data}, partition {prepared.split.digest[:12]}"
     screen.print(picture)
 

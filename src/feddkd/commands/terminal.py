@@ -31,3 +31,11 @@ def page(*headings: str) -> Table:
 
 def summary(registry: Registry[Any], name: str) -> str:
     return (registry[name].__doc__ or "").strip().splitlines()[0]
+
+
+def clock(seconds: float) -> str:
+    """As people say it."""
+    if seconds < 60:
+        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"

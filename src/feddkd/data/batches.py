@@ -35,6 +35,13 @@ class Reads:
         """Mini-batches read in one exchange by a client with so many examples."""
         return self.epochs * self.batches_an_epoch(examples) if self.steps is None else self.steps
 
+    def examples(self, examples: int) -> int:
+        """Read in one exchange by a client with so many, each time counted: all batches are full but an epoch's last."""
+        each = self.batches_an_epoch(examples)
+        epoch = min(each * self.batch_size, examples)
+        epochs, more = divmod(self.count(examples), each)
+        return epochs * epoch + min(more * self.batch_size, epoch)
+
 
 def draw(reads: Reads, examples: int, key: Key) -> list[Indices]:
     """The positions of each mini-batch, in reading order. The key ends in (..., step, client).

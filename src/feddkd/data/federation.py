@@ -46,6 +46,12 @@ class Federation:
         """All index lists: what anybody may read."""
         return [*self.train, *(self.own_test or ()), self.validation, self.test, self.public]
 
+    @property
+    def held(self) -> Indices:
+        """(clients, classes): how many training examples of each class each client holds."""
+        y = self.y.cpu().numpy()
+        return np.stack([np.bincount(y[indices], minlength=self.classes) for indices in self.train])
+
     def counts(self, source: Source) -> list[int]:
         if source == "train":
             return self.sizes

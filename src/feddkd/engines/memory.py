@@ -111,6 +111,17 @@ def free_memory(device: torch.device) -> int | None:
     return None
 
 
+def peak_memory(device: torch.device) -> int | None:
+    """Bytes at most so far: on a GPU what torch holds there, else what this process holds and the largest of its workers."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        import resource
+    except ImportError:  # not a Unix
+        return None
+    return 1024 * sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+
+
 def evenly(count: int, most: int) -> int:
     """Lanes a chunk: as few chunks as can be, and none much smaller than the others."""
     chunks = -(-count // most)

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from feddkd.errors import InputError
+from feddkd.grids import piped
 from feddkd.papers.cells import NOTHING, PARTIAL
 from feddkd.papers.definitions import Paper
 from feddkd.papers.figures import Curve, Figure, curves, figures
 from feddkd.papers.runs import Runs
-from feddkd.papers.show import Comparison, compare, markdown, piped
+from feddkd.papers.show import Comparison, compare, markdown
 from feddkd.papers.status import Progress, progress
 
 HEAD = """# The paper, reproduced

@@ -5,12 +5,12 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
+from feddkd.grids import Grid, aligned, piped, tabular
 from feddkd.papers.cells import PARTIAL, Cell, Order, cells, orders
 from feddkd.papers.definitions import Definition, Paper
 from feddkd.papers.runs import Runs
 from feddkd.significance import Paired, Spread, paired, spread
 
-Lines = Sequence[Sequence[str]]
 HEADINGS = ("setting", "method", "quantity", "printed", "ours", "difference", "runs", "rounds", "verdict")
 SPREADS = ("setting", "method", "quantity", "seeds", "mean", "median", "std (population)", "std (sample)", "95 % interval")
 TESTS = ("setting", "lead against", "quantity", "seeds", "higher in", "difference", "95 % interval", "p (t)", "p (Wilcoxon)")
@@ -65,7 +65,7 @@ def compare(paper: Paper, name: str, runs: Runs, *, begun: bool = False) -> Comp
 
 
 def text(found: Comparison) -> str:
-    return _written(found, _aligned, "{}".format)
+    return _written(found, aligned, "{}".format)
 
 
 def markdown(found: Comparison) -> str:
@@ -74,7 +74,7 @@ def markdown(found: Comparison) -> str:
 
 def latex(found: Comparison) -> str:
     """Tabulars with comments between them; nothing but LaTeX itself is needed."""
-    return _written(found, _tabular, "% {}".format, "% {}".format)
+    return _written(found, tabular, "% {}".format, "% {}".format)
 
 
 FORMATS: Mapping[str, Callable[[Comparison], str]] = {"text": text, "markdown": markdown, "latex": latex}
@@ -116,7 +116,7 @@ def _where(cell: Cell) -> dict[str, str]:
 
 def _written(
     found: Comparison,
-    grid: Callable[[Sequence[str], Lines], str],
+    grid: Grid,
     heading: Callable[[str], str],
     plain: Callable[[str], str] = "{}".format,
 ) -> str:
@@ -201,28 +201,3 @@ def _shown(cell: Cell, sign: str = "") -> Callable[[float | None], str]:
 
 def _interval(low: str, high: str) -> str:
     return "-" if low == "-" else f"{low} to {high}"
-
-
-def _aligned(headings: Sequence[str], lines: Lines) -> str:
-    widths = [max(map(len, column)) for column in zip(headings, *lines, strict=True)]
-    rule = ["-" * width for width in widths]
-    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in [headings, rule, *lines])
-
-
-def piped(headings: Sequence[str], lines: Lines) -> str:
-    """A table in Markdown."""
-    return "\n".join(f"| {' | '.join(line)} |" for line in [headings, ["---"] * len(headings), *lines])
-
-
-def _tabular(headings: Sequence[str], lines: Lines) -> str:
-    rows = [" & ".join(map(_escaped, line)) + r" \\" for line in lines]
-    head = " & ".join(map(_escaped, headings)) + r" \\"
-    return "\n".join(
-        [rf"\begin{{tabular}}{{{'l' * len(headings)}}}", r"\hline", head, r"\hline", *rows, r"\hline", r"\end{tabular}"]
-    )
-
-
-def _escaped(cell: str) -> str:
-    for sign, written in (("_", r"\_"), ("%", r"\%"), ("±", r"$\pm$")):
-        cell = cell.replace(sign, written)
-    return cell

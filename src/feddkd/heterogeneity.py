@@ -1,0 +1,22 @@
+"""How much clients differ, told from how many examples of each class each of them holds."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def heterogeneity(counts: Sequence[Sequence[int]]) -> dict[str, float]:
+    """Figures by name. Distances are those between a client's distribution of classes and that of all examples, in the mean over
+    clients: 0 where all clients are alike, and 1 at most. Jensen-Shannon is the divergence, in bits."""
+    from scipy.spatial.distance import jensenshannon
+
+    held = np.array(counts, dtype=np.float64)
+    sizes = held.sum(1)
+    each = held[sizes > 0] / sizes[sizes > 0, None]
+    whole = np.broadcast_to(held.sum(0) / held.sum(), each.shape)
+    return {
+        "total variation": float(np.abs(each - whole).sum(1).mean() / 2),
+        "Jensen-Shannon": float((jensenshannon(each, whole, base=2, axis=1) ** 2).mean()),
+        "classes a client": float((held > 0).sum(1).mean()),
+        "sizes' coefficient of variation": float(sizes.std() / sizes.mean()),
+    }
