@@ -37,6 +37,9 @@ methods-docs: $(DONE) ## write docs/methods from the methods' own files
 methods-table: $(DONE) ## every method with and without DKD on the digits, five seeds: docs/methods/table.md; goes on where it was stopped
 	OMP_NUM_THREADS=1 $(BIN)/python experiments/methods.py
 
+reproduction: $(DONE) ## write docs/reproduction.md and its pictures from the records in papers/feddkd/results
+	$(BIN)/feddkd paper report
+
 mutants: $(DONE) ## break the code on purpose, one thing at a time, and see a test fail for each
 	$(BIN)/python tests/mutants.py
 
@@ -64,4 +67,4 @@ format: $(DONE) ## put the code in order
 clean: ## remove what the targets above made, except runs
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo test federation methods-docs methods-table mutants report-bench screenshots faults soak fuzz format clean
+.PHONY: help setup demo test federation methods-docs methods-table reproduction mutants report-bench screenshots faults soak fuzz format clean

@@ -1,4 +1,5 @@
-"""`make methods-table`: every method of the package, with and without DKD behind it, on one small job -> docs/methods/table.md.
+"""`make methods-table`: every method of the package, with and without DKD behind it, on one small job -> docs/methods/table.md,
+and the numbers behind it, run by run -> table.json beside it.
 
 Seeds of one method run in lock-step. What the same code has run already is not run again, so a table that was stopped goes on.
 It is a smoke test and no ranking.
@@ -6,10 +7,11 @@ It is a smoke test and no ranking.
 
 import argparse
 import hashlib
+import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +58,8 @@ class Line:
     """A method's runs without and with DKD; where there are none of the latter, the reason."""
 
     method: str
-    plain: list[Record]
-    distilled: list[Record]
+    plain: list[dict[str, Any]]
+    distilled: list[dict[str, Any]]
     reason: str = ""
 
 
@@ -73,7 +75,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     names = given.names or [name for name in METHODS if entry(name).own and name != "dkd"]
     lines = [line(name, job, given.seeds, given.runs / fingerprint()) for name in names]
     command = shlex.join(["python", "experiments/methods.py", *(sys.argv[1:] if arguments is None else arguments)])
-    given.out.write_text(page(lines, job, given.seeds, command), encoding="utf-8")
+    made = {"job": job, "seeds": given.seeds, "command": command, "feddkd": __version__, "code": fingerprint()}
+    kept = {**made, "lines": [asdict(one) for one in lines]}
+    given.out.with_suffix(".json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    given.out.write_text(page(kept), encoding="utf-8")
     print(f"written to {given.out}")
 
 
@@ -103,24 +108,37 @@ def line(name: str, job: Mapping[str, Any], seeds: int, runs: Path) -> Line:
         return Line(method, plain, [], str(error))
 
 
-def play(method: str, job: Mapping[str, Any], seeds: int, runs: Path) -> list[Record]:
-    """The runs of a method, those that are not there yet together."""
+def play(method: str, job: Mapping[str, Any], seeds: int, runs: Path) -> list[dict[str, Any]]:
+    """What the runs of a method gave; those that are not there yet run together."""
     experiments = [Experiment(method=method, seed=seed, **job) for seed in range(seeds)]
     missing = [one for one in experiments if not (runs / folder_name(one) / "summary.json").exists()]
     if missing:
         print(f"{method}, {len(missing)} seeds", file=sys.stderr)
         if ended := [summary["ended"] for summary in execute(missing, out=runs) if "ended" in summary]:
             sys.exit("; ".join(ended))
-    return [find(runs / folder_name(one))[0] for one in experiments]
+    return [facts(find(runs / folder_name(one))[0]) for one in experiments]
+
+
+def facts(record: Record) -> dict[str, Any]:
+    """What the table tells of a run."""
+    last = record.history[-1]
+    return {
+        "seed": record.experiment.seed,
+        "test_accuracy": summarise(record.history)["test_accuracy"],
+        "communications": last["communications"] / last["round"],
+        "bytes": (last["bytes_up"] + last["bytes_down"]) / last["round"],
+        "protocol": record.manifest["protocol"]["test_accuracy"],
+    }
 
 
 # --- the page
 
 
-def page(lines: Sequence[Line], job: Mapping[str, Any], seeds: int, command: str) -> str:
+def page(kept: Mapping[str, Any]) -> str:
+    lines, seeds = [Line(**one) for one in kept["lines"]], kept["seeds"]
     notes = [f"{first_name(one)} with DKD: {one.reason}" for one in lines if one.reason]
     notes += [f"{first_name(one)}: {protocol(one)}" for one in lines if protocol(one) != Protocol.GLOBAL.value]
-    setting = ", ".join(f"`{key} = {value!r}`" for key, value in job.items())
+    setting = ", ".join(f"`{key} = {value!r}`" for key, value in kept["job"].items())
     head = ("method", "accuracy, %", "with DKD", "communications a round", "with DKD", "MB a round", "with DKD")
     cells = [[f"`{first_name(one)}`", *pairs(one)] for one in lines]
     table = "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] + ["---:"] * 6, *cells))
@@ -132,7 +150,7 @@ def page(lines: Sequence[Line], job: Mapping[str, Any], seeds: int, command: str
         *(["\n".join(f"* {note}" for note in notes)] if notes else []),
         f"`{DKD}` is what is put behind each. The methods as they were run:",
         "```\n" + "\n".join(one.method for one in lines) + "\n```",
-        f"Made by `{command}` (`make methods-table`) with feddkd {__version__}, code {fingerprint()}.",
+        f"Made by `{kept['command']}` (`make methods-table`) with feddkd {kept['feddkd']}, code {kept['code']}.",
     ]) + "\n"  # fmt: skip
 
 
@@ -142,7 +160,7 @@ def first_name(one: Line) -> str:
 
 
 def protocol(one: Line) -> str:
-    text: str = one.plain[0].manifest["protocol"]["test_accuracy"]
+    text: str = one.plain[0]["protocol"]
     return text
 
 
@@ -151,20 +169,19 @@ def pairs(one: Line) -> list[str]:
     return [cell for number in (accuracy, communications, megabytes) for cell in (number(one.plain), number(one.distilled))]
 
 
-def accuracy(records: list[Record]) -> str:
-    if not records:
+def accuracy(runs: list[dict[str, Any]]) -> str:
+    if not runs:
         return "—"
-    mean, deviation = mean_and_std([summarise(record.history)["test_accuracy"] for record in records])
+    mean, deviation = mean_and_std([run["test_accuracy"] for run in runs])
     return f"{100 * mean:.1f} ± {100 * deviation:.1f}"
 
 
-def communications(records: list[Record]) -> str:
-    return _mean([record.history[-1]["communications"] / record.history[-1]["round"] for record in records])
+def communications(runs: list[dict[str, Any]]) -> str:
+    return _mean([run["communications"] for run in runs])
 
 
-def megabytes(records: list[Record]) -> str:
-    last = [record.history[-1] for record in records]
-    return _mean([(row["bytes_up"] + row["bytes_down"]) / 1e6 / row["round"] for row in last])
+def megabytes(runs: list[dict[str, Any]]) -> str:
+    return _mean([run["bytes"] / 1e6 for run in runs])
 
 
 def _mean(values: list[float]) -> str:

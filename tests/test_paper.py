@@ -18,6 +18,7 @@ from feddkd.execute import execute
 from feddkd.experiment import Experiment, load
 from feddkd.papers.cells import AT, Cell, Reading, cells, orders
 from feddkd.papers.definitions import Paper, Place, Printed, Quantity, read
+from feddkd.papers.figures import Panel, curves, figures
 from feddkd.papers.runs import Run, Runs, collect, recorded, strangers
 from feddkd.papers.show import FORMATS, Comparison, as_json, compare
 from feddkd.papers.status import progress
@@ -303,7 +304,9 @@ def test_a_run_is_known_by_its_experiment_not_by_spelling_or_folder(paper: Paper
 def folder_of(run: Run, folder: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "manifest.json").write_text(json.dumps(dict(run.manifest)))
-    (folder / "rounds.jsonl").write_text("".join(json.dumps({**row, "test_client_accuracy": [0.5]}) + "\n" for row in run.rounds))
+    (folder / "rounds.jsonl").write_text(
+        "".join(json.dumps({**row, "test_client_accuracy": [0.5] * 11}) + "\n" for row in run.rounds)
+    )
     (folder / "timings.jsonl").write_text(
         "".join(json.dumps({"round": row["round"], "seconds": 0.5}) + "\n" for row in run.rounds)
     )
@@ -406,7 +409,153 @@ def test_the_committed_femnist_results_are_the_readmes(real: Paper, committed: R
     assert "after {} rounds (printed {})".format(*shown(target, "FedDKD", "c=0.5,E=5", "rounds_to_target")) in readme
 
 
+def test_the_committed_digits_results_are_the_readmes(real: Paper, committed: Runs, readme: str) -> None:
+    found = compare(real, "digits", committed)
+    for method in ("FedAvg", "FedProx", "FedBN"):
+        best, last = (shown(found, method, "T=100", f"{which}_accuracy") for which in ("best", "final"))
+        parts = [shown(found, method, "T=100", f"final_{which}")[0] for which in ("real_domains", "generated_domain")]
+        assert f"| {' | '.join([method, *best, *last, *parts])} |" in readme
+
+
+def test_the_digit_files_have_a_client_for_each_domain(real: Paper) -> None:
+    for file, domains in (("digits.toml", 5), ("digits-real.toml", 4)):
+        for one in real.experiments[file]:
+            options = one.parsed_data.canonical
+            named = options[options.index("'") + 1 : options.rindex("'")].split(",")
+            assert (one.clients, len(named), "generated" in named) == (domains, domains, domains == 5)
+            assert one.diagnostics
+
+
+def test_the_grids_of_the_searches_are_the_papers(real: Paper) -> None:
+    def tried(table: str, option: str) -> set[tuple[object, ...]]:
+        calls = [dict(one.parsed_method.calls[0].complete) for one in real.wanted(real.table(table))]
+        return {(call[option], call.get("form")) for call in calls}
+
+    assert tried("search-mu", "mu") == {(mu, form) for mu in (0.01, 0.1, 1.0, 10.0) for form in ("mean", "sum")}
+    assert tried("search-beta", "beta") == {(beta, None) for beta in (1.0, 10.0, 100.0, 1000.0, 10000.0)}
+    assert tried("search-mu-cifar10", "mu") == {(mu, "sum") for mu in (0.001, 0.01, 0.1, 1.0, 10.0)}
+
+
+# Figures
+
+DRAWN = """
+[curves]
+title = "Accuracy for communications"
+table = "tiny"
+x = "communications"
+column = "test_accuracy"
+scale = 100
+label = "test accuracy in %"
+up_to = 4
+panels = { half = { setting = "c=0.5" }, all = { setting = "c=1" } }
+
+[loss]
+title = "A client's training loss"
+table = "tiny"
+x = "round"
+column = "diagnostics.global_loss"
+label = "loss"
+panels = { first = { setting = "c=0.5", of = [0] } }
+"""
+
+
+@pytest.fixture
+def drawn(paper: Paper) -> Paper:
+    (paper.folder / "figures.toml").write_text(DRAWN, encoding="utf-8")
+    (paper.folder / "tiny.toml").write_text("diagnostics = true\n" + TINY, encoding="utf-8")
+    return read(paper.folder)
+
+
+def test_a_figure_shows_what_there_is_up_to_the_common_cost_and_says_what_is_missing(drawn: Paper) -> None:
+    figure = figures(drawn)["curves"]
+    runs = runs_of(drawn, "FedAvg", [[0.1, 0.2], [0.2, 0.3, 0.4]]) | runs_of(drawn, "FedDKD", [[0.5]])
+    half, whole = (curves(drawn, figure, panel, runs) for panel in figure.panels.values())
+    assert [(one.method, one.missing) for one in half] == [("FedAvg", ""), ("FedDKD", "1 of 2 seeds, 1 of 4 rounds")]
+    assert half[0].seeds == [[(2, 10.0), (4, 20.0)], [(2, 20.0), (4, 30.0)]]  # the third round costs too much
+    assert [(one.seeds, one.missing) for one in whole] == [([], "nothing yet")] * 2
+
+
+def test_every_figure_of_the_paper_with_results_has_a_definition_that_fits_its_table(real: Paper) -> None:
+    found = figures(real)
+    assert list(found) == ["comm-e5", "steps-e5", "comm-e15", "steps-e15", "steps-c25", "training-loss"]
+    for figure in found.values():
+        assert {panel.setting for panel in figure.panels.values()} <= set(real.table(figure.table).settings)
+    e5, e15 = found["steps-e5"].up_to, found["steps-e15"].up_to
+    assert (e5, e15) == (660 * 49 * 5, 660 * 49 * 15)  # what a baseline's 660 rounds take
+    assert [panel.of for panel in found["training-loss"].panels.values()] == [[n] for n in range(5)]
+
+
+def test_runs_without_the_losses_that_a_figure_draws_are_made_again_and_kept(
+    drawn: Paper, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = ("--papers", drawn.folder, "--runs", tmp_path / "runs")
+    one = drawn.behind(drawn.table("tiny"), "c=0.5", "FedAvg")[0]
+    execute([replace(one, diagnostics=False)], out=tmp_path / "runs", engine="serial")
+    part = ("run", "loss", "--method", "FedAvg", "--seed", "0", "--engine", "serial", "--json", *where)
+    assert len(json.loads(call(*part, capsys=capsys, monkeypatch=monkeypatch).splitlines()[-1])["runs"]) == 1
+    assert json.loads(call(*part, capsys=capsys, monkeypatch=monkeypatch)) == {"runs": []}
+    run = recorded(drawn, tmp_path / "runs")[one.digest]
+    (curve, _) = curves(drawn, figures(drawn)["loss"], Panel("c=0.5", [0]), {one.digest: run})
+    assert curve.seeds == [[(row["round"], row["diagnostics"]["global_loss"][0]) for row in run.rounds]]
+    out = ("--out", tmp_path / "loss.png")
+    call("figure", "loss", *out, *where, capsys=capsys, monkeypatch=monkeypatch)
+    assert (tmp_path / "loss.png").stat().st_size > 1000
+
+
+def test_the_page_has_tables_figures_and_findings_and_pictures_are_drawn_once(
+    drawn: Paper, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = runs_of(drawn, "FedAvg", [[0.1, 0.2, 0.3, 0.4]] * 2) | runs_of(drawn, "FedDKD", [[0.5]])
+    (drawn.folder / "results").mkdir()
+    (drawn.folder / "results" / "tiny.jsonl.gz").write_bytes(gzip.compress("".join(r.line for r in runs.values()).encode()))
+    (drawn.folder / "findings.toml").write_text(
+        '[[open]]\nquestion = "Why?"\nshowed = "Because."\nkept = false\n[[open]]\nquestion = "When?"\n'
+        '[[mismatch]]\ntables = ["tiny"]\nwhat = "All of it."\nwhy = "Made up."\n'
+    )
+
+    def write() -> str:
+        call("report", "--out", tmp_path / "page.md", "--papers", drawn.folder, capsys=capsys, monkeypatch=monkeypatch)
+        return (tmp_path / "page.md").read_text(encoding="utf-8")
+
+    page = write()
+    assert "| `tiny` | 2/8 | 9/32 | 4 | 0 | 0 | 2 | 0 | 2 | 0 | - |" in page  # of FedDKD's cells one run is there in part
+    assert "partial, so far worse" in page
+    assert "![Accuracy for communications](pictures/curves.png)" in page
+    assert "Partial; 1 of 2 seeds, 1 of 4 rounds: FedDKD (half); nothing yet: FedAvg (all), FedDKD (all)." in page
+    assert "`loss`: there are no runs to draw yet." in page
+    assert "| Why? | Because. (*) |" in page
+    assert "nothing measured: When?." in page
+    assert "| `tiny` | All of it. | Made up. |" in page
+    picture = tmp_path / "pictures" / "curves.png"
+    before = picture.stat().st_mtime_ns
+    assert write() == page
+    assert picture.stat().st_mtime_ns == before
+    picture.unlink()
+    write()
+    assert picture.exists()
+
+
 # The commands
+
+
+def test_the_first_rounds_of_all_come_before_the_rest_and_lead_to_the_same_rows(
+    paper: Paper, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ran(*arguments: Any, runs: str = "runs") -> list[dict[str, Any]]:
+        where = ("--papers", paper.folder, "--runs", tmp_path / runs, "--engine", "serial", "--json")
+        told = call("run", "tiny", "--method", "FedDKD", *arguments, *where, capsys=capsys, monkeypatch=monkeypatch)
+        found: list[dict[str, Any]] = json.loads(told.splitlines()[-1])["runs"]
+        return found
+
+    assert [one["rounds"] for one in ran("--rounds", "2")] == [2, 2, 2, 2]  # both settings, both seeds
+    assert ran("--rounds", "2") == []
+    half = recorded(paper, tmp_path / "runs")
+    assert {len(run.rounds) for run in half.values()} == {2}
+    assert [one["rounds"] for one in ran()] == [4, 4, 4, 4]
+    ran(runs="at-once")
+    whole, at_once = (recorded(paper, tmp_path / name) for name in ("runs", "at-once"))
+    assert {digest: run.rounds for digest, run in whole.items()} == {digest: run.rounds for digest, run in at_once.items()}
+    assert all(run.manifest["resumed"][0]["after"] == 2 for run in whole.values())
 
 
 def test_run_does_what_is_missing_and_no_more(
@@ -467,6 +616,7 @@ def test_run_goes_on_with_what_was_cut_short_even_in_the_middle_of_a_line(
         (("run", "tiny", "--precision", "fp64"), "makes other experiments"),
         (("collect", "--runs", "nowhere"), "there is no folder nowhere"),
         (("figure", "tiny", "--out", "a.png"), "there are no runs of table 'tiny' yet"),
+        (("figure", "none", "--out", "a.png"), "no table or figure 'none'; there are: tiny"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -488,10 +638,21 @@ def test_what_is_collected_names_neither_paths_nor_the_machines_system(paper: Pa
     first = paper.wanted(paper.table("tiny"))[0]
     folder_of(made(first, [0.1]), tmp_path / "runs" / "a")
     (page,) = (tmp_path / "runs").rglob("manifest.json")
-    told = {"command": ["/home/me/feddkd"], "hardware": {"system": "my own kernel", "device": "cpu"}}
+    spoken = ["/home/me/feddkd", "run", "../me/a.toml", "--data", "runs/mine", "--out=/home/me/runs", "--device", "cuda"]
+    told = {"command": spoken, "hardware": {"system": "my own kernel", "device": "cpu"}}
     page.write_text(json.dumps({**json.loads(page.read_text()), **told, "resumed": [{"after": 1, **told}]}))
     collect(paper, tmp_path / "runs")
     line = gzip.decompress((paper.folder / "results" / "tiny.jsonl.gz").read_bytes())
     assert b"/home/me" not in line
     assert b"my own kernel" not in line
+    assert json.loads(line)["manifest"]["command"] == [
+        "feddkd",
+        "run",
+        "a.toml",
+        "--data",
+        "DIR",
+        "--out=DIR",
+        "--device",
+        "cuda",
+    ]
     assert b'"after": 1' in line

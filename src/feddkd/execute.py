@@ -25,11 +25,13 @@ def execute(
     on_row: Callable[[int, Row], None] = lambda index, row: None,
     every: Every = OFTEN,
     fresh: bool = False,
+    until: int | None = None,
 ) -> list[dict[str, Any]]:
     """Run experiments that differ in their seed alone, in lock-step; write their folders under `out`, return their summaries.
     That of a run that could not go on has the reason, `ended`, and no numbers.
 
-    Finished runs are left as they are, and those that were cut short go on, unless `fresh`.
+    Finished runs are left as they are, and those that were cut short go on, unless `fresh`. `until` stops those that have not
+    come so far after that round, with a checkpoint.
     """
     place = find_device(device)  # complain before anything is written
     if engine != "auto":
@@ -41,7 +43,7 @@ def execute(
     todo = [at for at in range(len(experiments)) if at not in done]
     for group in abreast([folders[at] for at in todo], [experiments[at].digest for at in todo], place, fresh):
         numbers = [todo[n] for n in group.members]
-        session = Session([experiments[at] for at in numbers], [folders[at] for at in numbers], group.snapshots, every)
+        session = Session([experiments[at] for at in numbers], [folders[at] for at in numbers], group.snapshots, every, until)
         told = _renumbered(on_row, numbers)
         done |= dict(zip(numbers, session.run(folder, engine, device, options, told), strict=True))
     return [done[at] for at in range(len(experiments))]

@@ -1,13 +1,20 @@
 """Records -> a picture: test accuracy against rounds, communications and local steps, with a band of one deviation over seeds."""
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from feddkd.data.formats import Array
 from feddkd.errors import InputError
 from feddkd.papers.definitions import Paper
+from feddkd.papers.figures import Curve, Figure, figures
+from feddkd.papers.page import drawable, shown
 from feddkd.papers.runs import Runs
 from feddkd.record import Record
 from feddkd.report import families, labels
@@ -43,17 +50,79 @@ def paper_curves(paper: Paper, name: str, runs: Runs, path: Path) -> None:
 
 def draw(rows: Mapping[str, Histories], path: Path) -> None:
     """A row of pictures for each title."""
+    with _grid(path, len(rows), len(AXES), (11, 3.2 * len(rows))) as grid:
+        for axes, (title, histories) in zip(grid, rows.items(), strict=True):
+            _row(axes, title, histories)
+
+
+def draw_figure(paper: Paper, figure: Figure, runs: Runs, path: Path) -> None:
+    """A figure of the paper; in a .png the digest of what it shows, so that one can see whether it is up to date."""
+    panels = shown(paper, figure, runs)
+    if not drawable(panels):
+        raise InputError(f"there are no runs of figure {figure.name!r} yet; `feddkd paper run {figure.name}` makes some")
+    columns = min(len(panels), 3)
+    rows = -(-len(panels) // columns)
+    with _grid(path, rows, columns, (4 * columns, 3.2 * rows), digest(panels)) as grid:
+        for axis in grid.flat[len(panels) :]:
+            axis.remove()
+        for axis, (title, found) in zip(grid.flat, panels.items(), strict=False):
+            _panel(axis, figure, title, found)
+
+
+def digest(panels: Mapping[str, Sequence[Curve]]) -> str:
+    """Of all that a figure shows."""
+    told = {title: [astuple(curve) for curve in panel] for title, panel in panels.items()}
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+
+
+def draw_all(paper: Paper, runs: Runs, folder: Path) -> list[Path]:
+    """Every figure of which there are runs, as NAME.png; one that shows the same already is left as it is."""
+    drawn = []
+    for figure in figures(paper).values():
+        path, panels = folder / f"{figure.name}.png", shown(paper, figure, runs)
+        if drawable(panels):
+            if drawn_digest(path) != digest(panels):
+                draw_figure(paper, figure, runs, path)
+            drawn.append(path)
+    return drawn
+
+
+def drawn_digest(path: Path) -> str | None:
+    """What a picture says it shows."""
+    from PIL import Image
+
+    if not path.exists():
+        return None
+    with Image.open(path) as picture:
+        return picture.info.get("Description")
+
+
+def _panel(axis: Any, figure: Figure, title: str, found: Sequence[Curve]) -> None:
+    for curve in found:
+        length = min(map(len, curve.seeds), default=0)  # as far as all seeds have come
+        y = np.array([[point[1] for point in seed[:length]] for seed in curve.seeds])
+        label = f"{curve.method}: {curve.missing}" if curve.missing else curve.method
+        _band(axis, [point[0] for point in curve.seeds[0][:length]] if length else [], y, label)
+    axis.set_title(title, loc="left")
+    axis.set_xlabel(AXES[figure.x])
+    axis.set_xlim(left=0, right=figure.up_to)
+    axis.set_ylabel(figure.label)
+    axis.grid(alpha=0.3)
+    axis.legend(title="mean ± std over seeds", fontsize=7, title_fontsize=7)
+
+
+@contextmanager
+def _grid(path: Path, rows: int, columns: int, size: tuple[float, float], description: str = "") -> Iterator[Any]:
+    """Rows of pictures to draw in, written to a file at the end."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    size = (11, 3.2 * len(rows))
-    figure, grid = pyplot.subplots(len(rows), len(AXES), figsize=size, sharey="row", layout="constrained", squeeze=False)
-    for axes, (title, histories) in zip(grid, rows.items(), strict=True):
-        _row(axes, title, histories)
+    figure, grid = pyplot.subplots(rows, columns, figsize=size, sharey="row", layout="constrained", squeeze=False)
     try:
-        figure.savefig(path, dpi=150)
+        yield grid
+        figure.savefig(path, dpi=150, metadata={"Description": description} if description and path.suffix == ".png" else None)
     except (OSError, ValueError) as error:
         raise InputError(f"cannot draw to {path}: {error}") from None
     finally:
@@ -75,6 +144,11 @@ def _curve(axis: Any, key: str, label: str, group: Sequence[Sequence[Row]]) -> N
     """As far as all seeds have come."""
     rounds = min(map(len, group))
     accuracy = 100 * np.array([[row["test_accuracy"] for row in history[:rounds]] for history in group])
-    x, middle, spread = [row[key] for row in group[0][:rounds]], accuracy.mean(0), accuracy.std(0)
+    _band(axis, [row[key] for row in group[0][:rounds]], accuracy, label)
+
+
+def _band(axis: Any, x: Sequence[float], seeds: Array, label: str) -> None:
+    """Mean and standard deviation over seeds; without any, only the label."""
+    middle, spread = (seeds.mean(0), seeds.std(0)) if len(seeds) else (np.array([]), np.array([]))
     axis.plot(x, middle, label=label)
     axis.fill_between(x, middle - spread, middle + spread, alpha=0.2)

@@ -17,6 +17,10 @@ class Halted(Exception):  # noqa: N818  # not an error: somebody asked for it
         self.status = 128 + number  # what a shell reports of a process that a signal ended
 
 
+class Enough(Exception):  # noqa: N818  # as above
+    """A run stopped between two rounds because no more rounds were wanted for now."""
+
+
 class Halt:
     """While it is entered, `asked` holds the number of the signal that asked for a stop."""
 

@@ -15,7 +15,7 @@ from feddkd.checkpoint import Snapshot, Writer
 from feddkd.engines import Engine
 from feddkd.evaluate import confusions
 from feddkd.experiment import Experiment
-from feddkd.halt import Halt, Halted
+from feddkd.halt import Enough, Halt, Halted
 from feddkd.prepare import Prepared, prepare
 from feddkd.record import Recorder, describe
 from feddkd.rounds import Row, Run
@@ -77,6 +77,7 @@ class Session:
     folders: Sequence[Path]
     snapshots: Sequence[Snapshot]
     every: Every
+    until: int | None = None  # stop after this round, to go on another time
 
     def run(
         self,
@@ -104,6 +105,8 @@ class Session:
                 )  # fmt: skip
             self.writer.wait()
             return [self._finish(run, facts) for run in runs]
+        except Enough:
+            return [self._stand(at) for at in range(len(self.experiments))]
         finally:
             self.writer.close()
             for recorder in self.recorders:
@@ -135,12 +138,14 @@ class Session:
         self.last = now
         t = row["round"]
         more = t < self.experiments[0].rounds
-        if more and (halt.asked or self.every.due(t, now - self.saved)):
+        enough = self.until is not None and t >= self.until
+        if more and (halt.asked or enough or self.every.due(t, now - self.saved)):
             self.writer.submit(partial(self._save, snapshots()))
             self.saved = now
-        if more and halt.asked:
+        if more and (halt.asked or enough):
             self.writer.wait()
-            raise Halted(f"stopped after round {t}; the same command goes on from there", halt.asked)
+            message = f"stopped after round {t}; the same command goes on from there"
+            raise Halted(message, halt.asked) if halt.asked else Enough
 
     def _count(self, prepared: Sequence[Prepared], engine: Engine, runs: Sequence[Run]) -> None:
         """The final models' confusion matrices."""
@@ -158,14 +163,18 @@ class Session:
     def _finish(self, run: Run, facts: dict[str, Any]) -> dict[str, Any]:
         """A run's summary. Of one that could not go on there is no more than why."""
         experiment, recorder, history = self.experiments[run.index], self.recorders[run.index], self.histories[run.index]
-        whose = {"digest": experiment.digest, "method": experiment.method, "seed": experiment.seed}
         if run.error is not None:
             recorder.end(str(run.error))
-            return {**whose, "rounds": len(history), "ended": str(run.error)}
+            return {**self._stand(run.index), "ended": str(run.error)}
         Result({**run.state["params"], **run.state["buffers"]}, history).save(recorder.folder / "final.safetensors")
-        summary = {**whose, **summarise(history, experiment.target), "seconds": round(recorder.seconds, 3)}
+        summary = {**self._stand(run.index), **summarise(history, experiment.target), "seconds": round(recorder.seconds, 3)}
         recorder.finish(summary, facts)
         return summary
+
+    def _stand(self, index: int) -> dict[str, Any]:
+        """Which run it is, and how far it has come."""
+        experiment, rounds = self.experiments[index], len(self.histories[index])
+        return {"digest": experiment.digest, "method": experiment.method, "seed": experiment.seed, "rounds": rounds}
 
 
 def _manifest(experiment: Experiment, ready: Prepared, engine: str, device: torch.device) -> dict[str, Any]:

@@ -10,8 +10,11 @@ import typer
 from feddkd.commands.running import Device, Engine, EveryMinutes, EveryRounds, Precision, Strategy, Threads, run_all
 from feddkd.commands.terminal import AsJson, DataDir
 from feddkd.errors import InputError, choices
-from feddkd.figure import paper_curves
-from feddkd.papers.definitions import read
+from feddkd.experiment import Experiment
+from feddkd.figure import draw_all, draw_figure, paper_curves
+from feddkd.papers.definitions import Definition, Paper, read
+from feddkd.papers.figures import Figure, figures, find, missing, place
+from feddkd.papers.page import page
 from feddkd.papers.runs import collect, recorded, strangers
 from feddkd.papers.show import FORMATS, as_json, compare
 from feddkd.papers.status import Progress, progress
@@ -23,15 +26,19 @@ Papers = Annotated[
 ]
 RunsDir = Annotated[Path, typer.Option("--runs", metavar="DIR", help="Run folders that count beside the committed results.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A table; `feddkd paper list` has them.")]
+TableOrFigure = Annotated[str, typer.Argument(metavar="NAME", help="A table or a figure; `feddkd paper list` has them.")]
 PAPERS, RUNS = Path("papers/feddkd"), Path("runs/paper")
 
 
 @paper_app.command("list")
 def paper_list(papers: Papers = PAPERS) -> None:
-    """The paper's tables, and the files of experiments behind them."""
-    for name, table in read(papers).tables.items():
+    """The paper's tables and the files of experiments behind them, and its figures and the tables whose runs they show."""
+    paper = read(papers)
+    for name, table in paper.tables.items():
         files = dict.fromkeys(setting.file for setting in table.settings.values())
         print(f"{name}: {table.title} ({', '.join(files)})")
+    for name, figure in figures(paper).items():
+        print(f"{name}: {figure.title} ({figure.table})")
 
 
 @paper_app.command("status")
@@ -74,22 +81,45 @@ def paper_table(
 
 @paper_app.command("figure")
 def paper_figure(
-    name: Name,
+    name: TableOrFigure,
     out: Annotated[Path, typer.Option(metavar="FILE", help="Where to draw: .png, .svg, .pdf.")],
     papers: Papers = PAPERS,
     runs: RunsDir = RUNS,
 ) -> None:
-    """The curves behind a table: test accuracy against rounds, communications and local steps, setting by setting."""
+    """A figure of the paper, as far as there are runs; what is missing stands in its legends.
+
+    Of a table the curves behind it: test accuracy against rounds, communications and local steps, setting by setting.
+    """
     paper = read(papers)
-    paper_curves(paper, name, recorded(paper, runs), out)
+    found = find(paper, name)
+    if isinstance(found, Figure):
+        draw_figure(paper, found, recorded(paper, runs), out)
+    else:
+        paper_curves(paper, name, recorded(paper, runs), out)
+
+
+@paper_app.command("report")
+def paper_report(
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The page to write.")] = Path("docs/reproduction.md"),
+    pictures: Annotated[str, typer.Option(metavar="NAME", help="Folder for pictures, beside the page.")] = "pictures",
+    papers: Papers = PAPERS,
+) -> None:
+    """Write the page of all tables and figures from the committed results: verdicts, what is open, what does not match."""
+    paper = read(papers)
+    runs = recorded(paper)
+    (out.parent / pictures).mkdir(parents=True, exist_ok=True)
+    drawn = draw_all(paper, runs, out.parent / pictures)
+    out.write_text(page(paper, runs, pictures), encoding="utf-8")
+    print(f"written to {out}, with {len(drawn)} pictures")
 
 
 @paper_app.command("run")
 def paper_run(
-    name: Name,
+    name: TableOrFigure,
     setting: Annotated[list[str] | None, typer.Option(help="Only this column, as in c=0.5,E=5; repeatable.")] = None,
     method: Annotated[list[str] | None, typer.Option(help="Only this method, as the table calls it; repeatable.")] = None,
     seed: Annotated[list[int] | None, typer.Option(help="Only this seed; repeatable.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only the first N rounds for now; go on later.")] = None,
     engine: Engine = "auto",
     device: Device = "cpu",
     precision: Precision = None,
@@ -102,25 +132,35 @@ def paper_run(
     every_minutes: EveryMinutes = 1.0,
     as_json: AsJson = False,
 ) -> None:
-    """Run what a table still misses, in lock-step over seeds; what was cut short in the folder of runs goes on.
+    """Run what a table or figure still misses, in lock-step over seeds; what was cut short in the folder of runs goes on.
 
     Whole runs among the committed results are not run again. Of a run that is there in part only its rows were kept: without
-    its folder it begins anew.
+    its folder it begins anew. Runs without the losses that a figure draws are made again, under diagnostics/ in the folder.
     """
     if precision == "fp64":
         raise InputError("precision 'fp64' makes other experiments of the paper's; there are: bf16, fp32, tf32")
     paper = read(papers)
     known = recorded(paper, runs)
-    wanted = [one for one in paper.wanted(paper.table(name), setting, method) if seed is None or one.seed in seed]
-    missing = [one for one in wanted if one.digest not in known or len(known[one.digest].rounds) < one.rounds]
-    if not missing:
+    found = find(paper, name)
+    todo = missing(
+        found, [one for one in _wanted(paper, found, setting, method) if seed is None or one.seed in seed], known, rounds
+    )
+    if not todo:
         print(json.dumps({"runs": []}) if as_json else f"{name}: nothing is missing")
         return
     run_all(
-        missing, [runs] * len(missing),
+        todo, [place(found, one, known, runs) for one in todo], until=rounds,
         engine=engine, device=device, precision=precision, strategy=strategy, threads=threads, data=data,
         every_rounds=every_rounds, every_minutes=every_minutes, as_json=as_json,
     )  # fmt: skip
+
+
+def _wanted(paper: Paper, found: Figure | Definition, settings: list[str] | None, methods: list[str] | None) -> list[Experiment]:
+    """The experiments of a table or figure, or of some settings and methods of it."""
+    if isinstance(found, Figure):
+        own = list(dict.fromkeys(panel.setting for panel in found.panels.values()))
+        return paper.wanted(paper.table(found.table), settings or own, methods)
+    return paper.wanted(found, settings, methods)
 
 
 @paper_app.command("collect")

@@ -44,7 +44,7 @@ OnRow = Callable[[int, Row], None]
 def run_all(
     experiments: list[Experiment], places: list[Path], *, engine: str, device: str, precision: str | None, strategy: str | None,
     threads: int | None, data: Path | None, every_rounds: int | None, every_minutes: float, as_json: bool, fresh: bool = False,
-    dry: bool = False, log: Sequence[str] | None = None,
+    dry: bool = False, log: Sequence[str] | None = None, until: int | None = None,
 ) -> None:  # fmt: skip
     """Run experiments as a command's options say, each in a folder under its place, and show what came out.
 
@@ -71,7 +71,7 @@ def run_all(
     def do(group: list[int], on_row: OnRow) -> list[dict[str, Any]]:
         return execute(
             [experiments[at] for at in group], out=places[group[0]], folder=data, engine=engine, device=device,
-            options=options, every=every, fresh=fresh, on_row=on_row,
+            options=options, every=every, fresh=fresh, until=until, on_row=on_row,
         )  # fmt: skip
 
     watch_all(experiments, places, lock_step(experiments, places), do, as_json, device, log or ())

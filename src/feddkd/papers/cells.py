@@ -138,7 +138,7 @@ def _reading(run: Run, experiment: Experiment, quantity: Quantity, most: int | N
     rows = run.rounds[:most]
     found = AT[quantity.at](rows, experiment.target)
     settled = len(rows) == _length(experiment, most) or (quantity.at == "target" and bool(found))
-    return Reading(experiment.seed, [quantity.scale * row[quantity.column] for row in found], len(rows), settled)
+    return Reading(experiment.seed, [quantity.read(row) for row in found], len(rows), settled)
 
 
 @dataclass(frozen=True)

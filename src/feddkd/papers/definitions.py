@@ -2,15 +2,17 @@
 
 import csv
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from feddkd.errors import InputError, choices
 from feddkd.experiment import Experiment, load
 from feddkd.methods import parse
+from feddkd.rounds import Row
 from feddkd.spelling import Call
 
 
@@ -50,6 +52,14 @@ class Quantity:
     scale: float = 1.0
     decimals: int = 0
     better: str = "neither"  # or "higher", "lower"
+    of: Sequence[int] = ()  # where the number is a list: the mean of these
+
+    def read(self, row: Row) -> float:
+        """Dots lead into a row's parts, as in diagnostics.global_loss."""
+        value: Any = row
+        for part in self.column.split("."):
+            value = value[part]
+        return self.scale * (fmean(value[at] for at in self.of) if self.of else value)
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,16 @@
 """Runs from two places: the compact results that are committed, and run folders. The longer of two of one experiment counts.
 
-A line of results/*.jsonl.gz is a run: {"manifest", "seconds", "rounds"}, its rounds without the accuracies of single clients.
+A line of results/*.jsonl.gz is a run: {"manifest", "seconds", "rounds"}, its rounds without the accuracies of single clients
+where there are many.
 """
 
 import gzip
 import io
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,9 @@ from feddkd.experiment import Experiment
 from feddkd.papers.definitions import Paper
 from feddkd.record import find
 from feddkd.rounds import Row
+
+FEW = 10  # clients whose accuracies are kept one by one
+PLACES = ("--data", "--out", "--runs", "--papers")  # options that name a folder
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,11 @@ class Run:
     @cached_property
     def experiment(self) -> Experiment:
         return Experiment(**self.manifest["experiment"])
+
+    @property
+    def worth(self) -> tuple[int, bool]:
+        """By which one of two runs of one experiment is kept: the longer, and of equally long ones that with diagnostics."""
+        return len(self.rounds), all("diagnostics" in row for row in self.rounds)
 
     @property
     def line(self) -> str:
@@ -76,7 +86,7 @@ def _longest(runs: Iterable[Run]) -> Runs:
     kept: Runs = {}
     for run in runs:
         digest = run.experiment.digest
-        if digest not in kept or len(run.rounds) > len(kept[digest].rounds):
+        if digest not in kept or run.worth > kept[digest].worth:
             kept[digest] = run
     return kept
 
@@ -92,8 +102,10 @@ def _found(folder: Path | None) -> list[Run]:
 
 
 def _published(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """A manifest without what is nobody's business: the paths on its command line, and the system of the machine."""
-    bare = {key: value for key, value in manifest.items() if key != "command"}
+    """A manifest without what is nobody's business: the folders on its command line, and the system of the machine."""
+    bare = dict(manifest)
+    if "command" in bare:
+        bare["command"] = _command(bare["command"])
     if "hardware" in bare:
         bare["hardware"] = {key: value for key, value in bare["hardware"].items() if key != "system"}
     if "resumed" in bare:
@@ -101,8 +113,20 @@ def _published(manifest: Mapping[str, Any]) -> dict[str, Any]:
     return bare
 
 
+def _command(spoken: Sequence[str]) -> list[str]:
+    """A command line as anybody can give it: DIR for folders, and of a file elsewhere its name."""
+    return ["feddkd", *(_argument(before, argument) for before, argument in pairwise(spoken))]
+
+
+def _argument(before: str, argument: str) -> str:
+    option, equals, _ = argument.partition("=")
+    if before in PLACES or (equals and option in PLACES):
+        return "DIR" if before in PLACES else f"{option}=DIR"
+    return Path(argument).name if argument.startswith(("/", "..", "~")) else argument
+
+
 def _compact(row: Row) -> Row:
-    return {key: value for key, value in row.items() if not key.endswith("client_accuracy")}
+    return {key: value for key, value in row.items() if not (key.endswith("client_accuracy") and len(value) > FEW)}
 
 
 def _read(file: Path) -> list[Run]:

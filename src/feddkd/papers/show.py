@@ -22,6 +22,11 @@ class Comparison:
 
     table: Definition
     cells: list[Cell]
+    begun: bool = False  # show only cells of which there is something
+
+    @property
+    def shown(self) -> list[Cell]:
+        return [cell for cell in self.cells if cell.readings or not self.begun]
 
     @cached_property
     def orders(self) -> list[Order]:
@@ -54,9 +59,9 @@ class Comparison:
         return cell.place.setting, cell.place.quantity
 
 
-def compare(paper: Paper, name: str, runs: Runs) -> Comparison:
+def compare(paper: Paper, name: str, runs: Runs, *, begun: bool = False) -> Comparison:
     table = paper.table(name)
-    return Comparison(table, cells(paper, table, runs))
+    return Comparison(table, cells(paper, table, runs), begun)
 
 
 def text(found: Comparison) -> str:
@@ -117,7 +122,7 @@ def _written(
 ) -> str:
     parts = [
         heading(found.table.title),
-        grid(HEADINGS, [[*_line(cell), _verdict(cell, found.behind(cell))] for cell in found.cells]),
+        grid(HEADINGS, [[*_line(cell), _verdict(cell, found.behind(cell))] for cell in found.shown]),
     ]
     parts += [plain(note) for note in _notes(found)]
     if found.orders:
@@ -155,7 +160,7 @@ def _verdict(cell: Cell, behind: Sequence[str]) -> str:
 def _notes(found: Comparison) -> list[str]:
     """The table's own, and the slips of the print, each once."""
     slips: dict[tuple[str, str, str], list[str]] = {}
-    for cell in found.cells:
+    for cell in found.shown:
         if cell.printed is not None and cell.printed.note:
             slips.setdefault((cell.place.method, cell.place.setting, cell.printed.note), []).append(cell.place.quantity)
     told = [f"* {method}, {setting}, {', '.join(names)}: {note}" for (method, setting, note), names in slips.items()]
