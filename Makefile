@@ -28,6 +28,10 @@ test: $(DONE) ## everything CI runs: format, lint, types, tests
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
+docs: $(DONE) ## the documentation as a site: build/site/index.html; nothing is fetched
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo build/site/index.html
+
 methods-docs: $(DONE) ## write docs/methods from the methods' own files
 	$(BIN)/feddkd methods --markdown docs/methods
 
@@ -50,4 +54,4 @@ format: $(DONE) ## put the code in order
 clean: ## remove what the targets above made, except runs
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo test methods-docs methods-table mutants report-bench screenshots format clean
+.PHONY: help setup demo test docs methods-docs methods-table mutants report-bench screenshots format clean

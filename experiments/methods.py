@@ -131,7 +131,7 @@ def page(lines: Sequence[Line], job: Mapping[str, Any], seeds: int, command: str
         table,
         *(["\n".join(f"* {note}" for note in notes)] if notes else []),
         f"`{DKD}` is what is put behind each. The methods as they were run:",
-        "```\n" + "\n".join(one.method for one in lines) + "\n```",
+        "```text\n" + "\n".join(one.method for one in lines) + "\n```",
         f"Made by `{command}` (`make methods-table`) with feddkd {__version__}, code {fingerprint()}.",
     ]) + "\n"  # fmt: skip
 
