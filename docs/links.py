@@ -22,14 +22,13 @@ def on_config(config: MkDocsConfig) -> None:
     """Leave out of the navigation what is not there; put in the methods, which are many and come and go."""
     config.nav = _present(config.nav)
     methods = next(section["Methods"] for section in config.nav if "Methods" in section)
-    methods += [
-        f"methods/{page.name}" for page in sorted((DOCS / "methods").glob("*.md")) if page.stem not in ("README", "table")
-    ]
+    pages = [page for page in sorted((DOCS / "methods").glob("*.md")) if page.stem not in ("README", "table")]
+    methods += [{page.stem: f"methods/{page.name}"} for page in pages]
 
 
-def _present(entries: list[Any]) -> list[Any]:
+def _present(entries: list[Any] | None) -> list[Any]:
     found = []
-    for entry in entries:
+    for entry in entries or []:
         [(title, inside)] = entry.items()
         if isinstance(inside, list):
             found.append({title: _present(inside)})

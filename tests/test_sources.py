@@ -236,7 +236,7 @@ def test_a_table_is_read_scaled_and_divided_always_the_same_way(tmp_path: Path) 
     assert torch.allclose(data.train.x.mean(0), torch.zeros(2), atol=1e-6)
     assert torch.allclose(data.train.x.std(0, correction=0), torch.tensor([1.0, 0.0]), atol=1e-6)  # width never varies
     assert load("csv(path='own.csv', label='kind', domain='hospital', test=0.25)", tmp_path).digest == data.digest
-    assert torch.unique(torch.cat([data.train.x, data.test.x])[:, 0]).numel() == 40  # every line is in one of the two
+    assert len(set(torch.cat([data.train.x, data.test.x])[:, 0].tolist())) == 40  # every line is in one of the two
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_a_folder_of_images_is_read_with_its_folders_as_classes(tmp_path: Path) 
     assert data.labels == ("cat", "dog")
     assert data.train.x.shape == (16, 3, 4, 4)
     assert torch.bincount(data.test.y).tolist() == [2, 2]
-    assert set(data.train.x[data.train.y == 0][:, 0].unique().tolist()) < set(range(10, 20))
+    assert set(data.train.x[data.train.y == 0][:, 0].flatten().tolist()) < set(range(10, 20))
     assert load("folder(path='photos', side=4, colour=False)", tmp_path).test.x.shape == (4, 1, 4, 4)
     (tmp_path / "photos" / "cat" / "odd.png").write_text("no picture")
     with pytest.raises(InputError, match=r"odd.png is missing, damaged or not an image"):
@@ -286,7 +286,7 @@ def test_a_folder_with_train_and_test_keeps_them_apart(tmp_path: Path) -> None:
         picture(tmp_path / part / kind / "one.png", level)
     data = load(f"folder(path={str(tmp_path)!r}, side=2)")
     assert (data.train.y.tolist(), data.test.y.tolist()) == ([0, 1], [1])
-    assert data.test.x[0, 0].unique().tolist() == [3]
+    assert set(data.test.x[0, 0].flatten().tolist()) == {3}
     with pytest.raises(InputError, match="has no folders with images"):
         load(f"folder(path={str(tmp_path / 'train' / 'a')!r})")
 
