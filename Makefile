@@ -47,6 +47,17 @@ report-bench: $(DONE) ## size of a report of 90 runs x 660 rounds, and how long 
 screenshots: $(DONE) ## docs/pictures: the report of the demo in light, dark, narrow and on paper; needs chromium
 	$(BIN)/python tests/screenshots.py
 
+faults: $(DONE) ## kill runs at 120 random moments and see each go on to the same bits
+	OMP_NUM_THREADS=1 $(BIN)/python tests/sigkills.py
+
+soak: $(DONE) ## 2,000 rounds of a tiny job on two engines: memory must stay flat
+	OMP_NUM_THREADS=1 $(BIN)/python tests/soak.py serial
+	OMP_NUM_THREADS=1 $(BIN)/python tests/soak.py batched
+
+fuzz: $(DONE) ## feed damaged input to the experiment loader, the method parser and the data readers
+	-$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz.py
+
 format: $(DONE) ## put the code in order
 	$(BIN)/ruff check --fix --quiet
 	$(BIN)/ruff format --quiet
@@ -54,4 +65,4 @@ format: $(DONE) ## put the code in order
 clean: ## remove what the targets above made, except runs
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo test docs methods-docs methods-table mutants report-bench screenshots format clean
+.PHONY: help setup demo test docs methods-docs methods-table mutants report-bench screenshots faults soak fuzz format clean

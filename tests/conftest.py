@@ -1,8 +1,15 @@
 """One thread: the networks here are small, and two processes that each spin two threads on two cores wait for each other."""
 
+import sys
 from contextlib import suppress
+from pathlib import Path
 
+import pytest
 import torch
+
+from commandline import TINY, Done, Feddkd
+from feddkd import prepare
+from feddkd.cli import main
 
 torch.set_num_threads(1)
 
@@ -11,3 +18,21 @@ with suppress(ImportError):  # a machine with a GPU may have pytest and no more
 
     settings.register_profile("patient", deadline=None)  # how long an example takes says nothing on a shared machine
     settings.load_profile("patient")
+
+
+@pytest.fixture
+def feddkd(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Feddkd:
+    """Call the command line in this process, in an empty folder with one small experiment, tiny.toml."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FEDDKD_DATA", raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    Path("tiny.toml").write_text(TINY)
+
+    def call(*arguments: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["feddkd", *arguments])
+        prepare._load.cache_clear()  # every command is a process of its own
+        with pytest.raises(SystemExit) as caught:
+            main()
+        return Done(int(caught.value.code or 0), *capfd.readouterr())
+
+    return call

@@ -16,6 +16,8 @@ from typing import NamedTuple
 ROOT = Path(__file__).parent.parent
 MATHEMATICS = ("tests/test_laws.py", "tests/test_reference.py")
 DRIFT = "tests/test_methods_drift.py"
+GATHERING = ("tests/test_gathering.py",)
+PRIVACY = ("tests/test_privacy.py",)
 FAULTS = ("tests/test_faults.py",)
 
 
@@ -50,7 +52,7 @@ MUTANTS = [
            "log_softmax(output.features, -1)", "log_softmax(output.logits, -1)"),
     Mutant("FedMAX forgets the mean over activations", "objectives.py", 'size if reduction == "mean" else 1', "1"),
     Mutant("batch norm averaged under FedBN", "methods/fedbn.py",
-           "local_training(local, Variant(private=private))", "local_training(local)"),
+           "local_training(local, Variant(private=private), gathering)", "local_training(local)"),
     Mutant("private tensors not carried to the next round", "method.py",
            'frozenset({"private"}).union', "frozenset[str]().union"),
     Mutant("learning rate decays one round early", "schedules.py", "self.per_round ** (round - 1)", "self.per_round**round"),
@@ -92,6 +94,23 @@ MUTANTS = [
            "better = (loss < lowest) |", "better = (loss < loss + 1) |", ("tests/test_dkd.py",)),
     Mutant("examples set aside are taught all the same", "data/batches.py",
            "free = None if aside is None else", "free = None if True else", ("tests/test_batches.py", "tests/test_dkd.py")),
+    Mutant("a bound that bounds only the parameters", "methods/gathering.py",
+           "for g, tensors in upload.items() for n", "for g, tensors in list(upload.items())[:1] for n", GATHERING),
+    Mutant("updates within the bound stretched to it", "methods/gathering.py",
+           "torch.where(norm > most, here", "torch.where(norm > 0, here", GATHERING),
+    Mutant("noise not divided by the number of clients", "methods/gathering.py",
+           'reach / len(rates["clients"])', "reach", GATHERING),
+    Mutant("the same noise every time", "methods/gathering.py",
+           '"count": ledger["count"] + 1', '"count": ledger["count"]', GATHERING),
+    Mutant("noise on a mean by examples", "methods/gathering.py",
+           "dict.fromkeys(phase.collect, Collect.MEAN_BY_CLIENTS)", "phase.collect", GATHERING),
+    Mutant("the median leaves nobody out", "methods/gathering.py",
+           'return most if self.gather == "median"', 'return 0 if self.gather == "median"', GATHERING),
+    Mutant("a replaced client counted like a removed one", "privacy.py", "(2 / z) ** 2", "(1 / z) ** 2", PRIVACY),
+    Mutant("the same, where cohorts are sampled", "privacy.py",
+           "library.GaussianDpEvent(z / 2)", "library.GaussianDpEvent(z)", PRIVACY),
+    Mutant("only one step of DKD is accounted for", "privacy.py",
+           "in method.plan(round)]", "in method.plan(round) if exchange.step == 1]", PRIVACY),
     Mutant("late uploads count", "exchanges.py",
            "for client, why in events.items() if why}", "for client, why in events.items() if why == 'drop'}", FAULTS),
     Mutant("a client that dropped out computes all the same", "exchanges.py",
@@ -105,6 +124,12 @@ MUTANTS = [
            "self._changed |= {(own, client)", "_ = {(own, client)", FAULTS),
     Mutant("a checkpoint without the clients' memos", "checkpoint.py",
            "for client, memo in snapshot.memos.items()}", "for client, memo in ()}", ("tests/test_resume.py",)),
+    Mutant("a confusion matrix lies on its side", "evaluate.py",
+           "(true * present[:, None]).T @ taken", "(taken * present[:, None]).T @ true", ("tests/test_page.py",)),
+    Mutant("a name in a record may end the script it stands in", "page/__init__.py",
+           """.replace("<", "\\\\u003c")""", "", ("tests/test_page.py",)),
+    Mutant("a forecast counts every exchange as one of the first phase", "forecast.py",
+           "up + counts[id(phase)] * short[0]", "up + counts[id(method.phases[0])] * short[0]", ("tests/test_forecast.py",)),
 ]  # fmt: skip
 
 

@@ -22,7 +22,7 @@ FLOORS = [
     ["catalogue"],
     ["manual"],
     ["engines"],
-    ["evaluate", "costs", "diagnostics", "availability"],
+    ["evaluate", "costs", "diagnostics", "privacy", "availability"],
     ["exchanges"],
     ["rounds", "checkpoint"],
     ["summary", "significance", "simulation", "testing"],
@@ -65,10 +65,11 @@ def test_imports_go_one_way(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_flower_stays_in_its_engine_and_torchvision_out(path: Path) -> None:
+def test_flower_and_the_accountant_stay_in_their_rooms_and_torchvision_out(path: Path) -> None:
     roots = {name.split(".")[0] for name in imported(path)}
     assert "torchvision" not in roots
     assert "flwr" not in roots or path == SOURCE / "engines" / "flower.py"
+    assert "dp_accounting" not in roots or path == SOURCE / "privacy.py"
 
 
 def test_no_room_is_without_a_name_of_its_own() -> None:

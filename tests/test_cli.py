@@ -7,55 +7,20 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
 
+from commandline import TINY, Feddkd
 from feddkd import __version__
-from feddkd.cli import main
 from feddkd.experiment import KEYS
 from feddkd.methods import METHODS
 from feddkd.spelling import Count
 
-TINY = """
-method = "fedavg(epochs=1, batch_size=32) | dkd(steps=1)"
-partition = "classes(per_client=2)"
-model = "mlp(hidden='8')"
-clients = 5
-rounds = 2
-"""
 PROMISED = ["digest", "method", "seed", "rounds", "test_accuracy", "best_round", "final_test_accuracy", "communications",
             "local_steps", "bytes_up", "bytes_down", "seconds"]  # fmt: skip
-
-
-class Done(NamedTuple):
-    status: int
-    out: str
-    err: str
-
-
-Feddkd = Callable[..., Done]
-
-
-@pytest.fixture
-def feddkd(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Feddkd:
-    """Call the command line in this process, in an empty folder with one small experiment, tiny.toml."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("FEDDKD_DATA", raising=False)
-    monkeypatch.setenv("COLUMNS", "80")
-    Path("tiny.toml").write_text(TINY)
-
-    def call(*arguments: str) -> Done:
-        monkeypatch.setattr(sys, "argv", ["feddkd", *arguments])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        return Done(int(caught.value.code or 0), *capfd.readouterr())
-
-    return call
 
 
 MISTAKES = {

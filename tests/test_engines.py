@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -72,6 +73,12 @@ def run(
     return [one.state for one in runs], rows
 
 
+@cache
+def oracle(text: str, norm: bool, seeds: tuple[int, ...] = (0,)) -> tuple[list[Any], list[Row]]:
+    """What `serial` makes of it: once for all that are compared with it."""
+    return run(Serial, text, norm, seeds)
+
+
 def apart(first: Sequence[Any], second: Sequence[Any]) -> float:
     pairs = ((a[group][name], b[group][name]) for a, b in zip(first, second, strict=True) for group in a for name in a[group])
     return max(float((a.double().cpu() - b.double().cpu()).abs().max()) for a, b in pairs)
@@ -89,7 +96,7 @@ WAYS: dict[str, dict[str, Any]] = {
     [(way, text) for way in WAYS for text in METHODS if way != "auto" or text in (METHODS[0], METHODS[7])],  # auto tries them all
 )
 def test_batched_agrees_with_serial(text: str, norm: bool, way: str) -> None:
-    expected, rows = run(Serial, text, norm)
+    expected, rows = oracle(text, norm)
     found, same = run(Batched, text, norm, **WAYS[way])
     assert apart(expected, found) < 1e-12
     for key, value in rows[0].items():
@@ -100,7 +107,7 @@ def test_batched_agrees_with_serial(text: str, norm: bool, way: str) -> None:
 @pytest.mark.parametrize("norm", [False, True], ids=["no batch norm", "batch norm"])
 def test_several_seeds_in_one_program_are_the_seeds_one_by_one(text: str, norm: bool) -> None:
     together, _ = run(Batched, text, norm, seeds=(0, 1, 2), strategy="vmap")
-    alone = [run(Serial, text, norm, seeds=(seed,))[0][0] for seed in (0, 1, 2)]
+    alone = [oracle(text, norm, (seed,))[0][0] for seed in (0, 1, 2)]
     assert apart(together, alone) < 1e-12
 
 
@@ -196,7 +203,7 @@ def test_a_network_that_vmap_cannot_take_is_looped_over_with_a_line_that_says_so
 
 @pytest.mark.parametrize("text", [METHODS[0], METHODS[7]])
 def test_lanes_go_in_equal_chunks_where_memory_is_short_and_the_numbers_stay(text: str, caplog: pytest.LogCaptureFixture) -> None:
-    expected, _ = run(Serial, text, True, seeds=(0, 1))
+    expected, _ = oracle(text, True, (0, 1))
     with caplog.at_level("INFO", logger="feddkd"):
         found, _ = run(Batched, text, True, seeds=(0, 1), strategy="vmap", memory=160_000)
     assert apart(expected, found) < 1e-12
@@ -218,7 +225,7 @@ def test_chunks_are_as_equal_as_can_be() -> None:
 
 
 def test_halving_is_the_last_resort(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    expected, _ = run(Serial, METHODS[0], False)
+    expected, _ = oracle(METHODS[0], False)
     whole = Batched._fold_chunk
 
     def short_of_memory(self: Batched, exchange: Any, client: Any, orders: Any, lanes: Any) -> Any:
@@ -259,7 +266,7 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 def test_batched_on_cuda_agrees_with_serial_on_the_cpu(
     text: str, norm: bool, way: str, dtype: torch.dtype, tolerance: float
 ) -> None:
-    expected, _ = run(Serial, text, norm)
+    expected, _ = oracle(text, norm)
     found, _ = run(Batched, text, norm, place="cuda", dtype=dtype, precision="fp32", **ON_CUDA[way])
     assert apart(expected, found) < tolerance
 
@@ -275,7 +282,7 @@ def test_two_runs_on_cuda_give_identical_bits(way: str) -> None:
 @pytest.mark.parametrize("way", ["graph", "streams"])
 def test_several_seeds_on_cuda_are_the_seeds_one_by_one(way: str) -> None:
     together, _ = run(Batched, METHODS[5], False, seeds=(0, 1, 2), place="cuda", strategy=way)
-    alone = [run(Serial, METHODS[5], False, seeds=(seed,))[0][0] for seed in (0, 1, 2)]
+    alone = [oracle(METHODS[5], False, (seed,))[0][0] for seed in (0, 1, 2)]
     assert apart(together, alone) < 1e-12
 
 
@@ -302,6 +309,6 @@ def test_a_gradient_handed_out_is_not_written_over_by_later_replays() -> None:
 
 @needs_cuda
 def test_the_memory_plan_on_cuda_holds_where_memory_is_short() -> None:
-    expected, _ = run(Serial, METHODS[0], False)
+    expected, _ = oracle(METHODS[0], False)
     found, _ = run(Batched, METHODS[0], False, place="cuda", strategy="graph", precision="fp32", memory=100_000)
     assert apart(expected, found) < 1e-12

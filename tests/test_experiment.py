@@ -85,9 +85,9 @@ def test_a_cohort_is_the_same_as_a_share_or_as_a_number(clients: int, cohort: in
     assert share.digest == number.digest
 
 
-def test_experiments_are_told_apart_by_every_key_but_three() -> None:
+def test_experiments_are_told_apart_by_every_key_but_four() -> None:
     told = {key for keys in OTHER for key in keys}
-    assert told == set(KEYS) - {"name", "target", "diagnostics"}
+    assert told == set(KEYS) - {"name", "target", "delta", "diagnostics"}
 
 
 @pytest.mark.parametrize("keys", [{}, {"transform": ""}, {"split_seed": 3, "name": "x", "target": 0.5}, {"cohort": 0.3}], ids=str)

@@ -31,8 +31,9 @@ from feddkd.params import is_finite
 from feddkd.record import find, folder_name
 from feddkd.rounds import Run, play
 from feddkd.simulation import simulate_runs
+from interrupted import OFTEN, content, experiment
 from small import Pair, clients, distance, network, run
-from test_resume import OFTEN, content, cut, experiment
+from test_resume import cut
 
 SIZES = (12, 20, 30, 16, 14)  # no batch of one: batch norm has no use for it
 METHODS = {

@@ -249,6 +249,10 @@ def test_a_hostile_pickle_is_refused_and_does_nothing(call: Callable[..., Any], 
     assert not mark.exists()
 
 
+def test_a_pickle_that_asks_for_room_without_end_is_refused(tmp_path: Path) -> None:
+    refuse(CASES["cifar10.pickle"], b"\x80\x02]r\xff\xff\xff\xff.", tmp_path, "it puts aside 4,294,967,295 things")
+
+
 def test_an_svhn_file_of_another_shape_or_size_is_refused(tmp_path: Path) -> None:
     y = np.ones((N, 1))
     refuse(CASES["svhn.mat"], as_mat(COLOUR, y), tmp_path, "not uint8")

@@ -3,11 +3,9 @@
 import errno
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,24 +16,11 @@ from feddkd import Experiment, InputError, checkpoint
 from feddkd.execute import execute
 from feddkd.lock import Lock
 from feddkd.record import folder_name
-from feddkd.session import Every
-
-METHODS = {
-    "dkd": "fedavg(epochs=1, batch_size=32) | dkd(steps=2, momentum=0.5)",
-    "auto": "fedavg(epochs=1, batch_size=32) | dkd(steps='auto', limit=3)",
-    "kept with the client": "scaffold(epochs=1, batch_size=32) | dkd(steps=2)",
-    "own models": "feddistill(epochs=1, batch_size=32)",
-}
-OFTEN = Every(rounds=1)
+from interrupted import ENGINES, METHODS, OFTEN, content, experiment
 
 
 class CutError(Exception):
     pass
-
-
-def experiment(method: str = METHODS["dkd"], **keys: Any) -> Experiment:
-    tiny = {"partition": "dirichlet(alpha=0.5)", "model": "mlp(hidden='8')", "clients": 5, "cohort": 2, "rounds": 6}
-    return Experiment(**{"method": method, **tiny, **keys})
 
 
 def cut(after: int, experiments: list[Experiment], out: Path, **options: Any) -> None:
@@ -49,25 +34,13 @@ def cut(after: int, experiments: list[Experiment], out: Path, **options: Any) ->
         execute(experiments, out=out, on_row=stop, **{"every": OFTEN, **options})
 
 
-def content(out: Path) -> dict[str, bytes]:
-    """All files of all runs but those that tell the time."""
-    found = [path for path in sorted(out.rglob("*")) if path.is_file() and path.name not in ("manifest.json", "timings.jsonl")]
-    texts = {str(path.relative_to(out)): path.read_bytes() for path in found}
-    return {name: _without_time(text) if name.endswith("summary.json") else text for name, text in texts.items()}
-
-
-def _without_time(summary: bytes) -> bytes:
-    return json.dumps({**json.loads(summary), "seconds": 0}).encode()
-
-
-@pytest.mark.parametrize("engine", ["serial", "batched", "pool"])
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_cut_short_goes_on_to_the_same_bits(method: str, engine: str, tmp_path: Path) -> None:
     runs = [experiment(METHODS[method], seed=seed, split_seed=0) for seed in (0, 1)]
-    options: dict[str, Any] = {"engine": engine, **({"options": {"strategy": "vmap"}} if engine == "batched" else {})}
-    expected = execute(runs, out=tmp_path / "whole", **options)
-    cut(4, runs, tmp_path / "cut", **options)
-    found = execute(runs, out=tmp_path / "cut", every=OFTEN, **options)
+    expected = execute(runs, out=tmp_path / "whole", **ENGINES[engine])
+    cut(4, runs, tmp_path / "cut", **ENGINES[engine])
+    found = execute(runs, out=tmp_path / "cut", every=OFTEN, **ENGINES[engine])
     assert content(tmp_path / "cut") == content(tmp_path / "whole")
     assert [{**s, "seconds": 0} for s in found] == [{**s, "seconds": 0} for s in expected]
 
@@ -298,18 +271,8 @@ def test_a_signal_lets_the_round_end_and_the_next_start_goes_on(
     assert content(tmp_path / "cut") == content(whole)
 
 
-def test_a_run_killed_at_any_moment_ends_in_the_same_bits(tmp_path: Path, whole: Path) -> None:
-    dice, kills = random.Random(0), 0
-    for _ in range(40):
-        process = start(tmp_path / "cut")
-        assert process.stdout is not None
-        process.stdout.readline()  # not before it is at work: Python takes seconds to start
-        time.sleep(dice.uniform(0, 0.08))
-        process.kill()
-        code, _ = finish(process)
-        kills += code == -signal.SIGKILL
-        if code == 0 or kills >= 3:
-            break
-    assert kills
-    assert finish(start(tmp_path / "cut"))[0] == 0
-    assert content(tmp_path / "cut") == content(whole)
+def test_runs_killed_at_any_moment_end_in_the_same_bits() -> None:
+    script = Path(__file__).parent / "sigkills.py"
+    done = subprocess.run([sys.executable, str(script), "10"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("10 SIGKILLs")

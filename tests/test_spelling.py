@@ -40,7 +40,7 @@ def values(key: str, annotation: Any, bound: Bound = ANYTHING) -> st.SearchStrat
     """Any value that an option of this type may have."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
-        return values(key, *arguments)
+        return values(key, arguments[0], *(mark for mark in arguments[1:] if isinstance(mark, Bound)))
     if origin is typing.Literal:
         return st.sampled_from(arguments)
     if origin in (typing.Union, types.UnionType):

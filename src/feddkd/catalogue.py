@@ -18,6 +18,7 @@ from feddkd.data.batches import Reads
 from feddkd.errors import InputError
 from feddkd.method import Gradient, Method, Phase
 from feddkd.methods import METHODS
+from feddkd.methods.gathering import Gathering
 from feddkd.methods.local import Local
 from feddkd.spelling import Bound
 
@@ -26,6 +27,7 @@ REFERENCE = re.compile(
     r"(?P<number>arXiv:\d{4}\.\d{5}|doi:10\.[^\s;,:]*[^\s;,:.])"
 )
 HOUSE = "feddkd.methods."
+SHARED = {Local: "local training", Gathering: "gathering"}
 
 
 @dataclass(frozen=True)
@@ -48,12 +50,12 @@ class Paper:
 
 @dataclass(frozen=True)
 class Setting:
-    """One option. `shared` options are those of local training, which many methods take."""
+    """One option. `shared` names what it is an option of, where many methods take it."""
 
     name: str
     default: Any  # `...` where there is none
     takes: str
-    shared: bool
+    shared: str
 
     def __str__(self) -> str:
         return self.name if self.default is ... else f"{self.name}={self.default!r}"
@@ -165,10 +167,10 @@ def _paper(text: str) -> Paper | None:
 
 def _settings(name: str) -> Iterator[Setting]:
     factory = METHODS[name]
-    trains = Local in typing.get_type_hints(inspect.unwrap(factory)).values()
-    shared = {item.name for item in dataclasses.fields(Local)} if trains else set()
+    groups = [group for group in typing.get_type_hints(inspect.unwrap(factory)).values() if group in SHARED]
+    shared = {item.name: SHARED[group] for group in groups for item in dataclasses.fields(group)}
     for key, default in METHODS.options(name).items():
-        yield Setting(key, default, _in_words(inspect.signature(factory).parameters[key].annotation), key in shared)
+        yield Setting(key, default, _in_words(inspect.signature(factory).parameters[key].annotation), shared.get(key, ""))
 
 
 def _in_words(annotation: Any) -> str:

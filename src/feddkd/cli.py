@@ -1,5 +1,6 @@
 """The command line: feddkd run | resume | report | watch | ls | compare | methods | data | paper | bench."""
 
+import errno
 import os
 import sys
 from pathlib import Path
@@ -46,6 +47,8 @@ app = typer.Typer(
 app.add_typer(data_app, name="data")
 app.add_typer(paper_app, name="paper")
 
+WRONG_PATHS = "ENOENT EACCES EPERM EEXIST ENOTDIR EISDIR EROFS ENAMETOOLONG ELOOP"  # that a user has given
+
 
 def main() -> None:
     """Entry point: a user's mistake is one line on standard error and exit status 2, never a traceback."""
@@ -59,8 +62,8 @@ def main() -> None:
         _fail(str(halted), status=halted.status)
     except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted", status=130)
-    except OSError as error:  # a full disk, a closed pipe
-        _fail(str(error), status=1)
+    except OSError as error:  # else than a wrong path it is a full disk, a closed pipe
+        _fail(str(error), status=2 if errno.errorcode.get(error.errno or 0) in WRONG_PATHS.split() else 1)
     except Exception as error:
         if not hasattr(error, "format_message"):  # typer's usage errors have it, and no public class of their own
             raise
@@ -112,7 +115,7 @@ def run(
       min_clients = 1: with fewer left a round ends; on_divergence = "drop", or stop, continue: what becomes of a client whose
       numbers are not finite
     - diagnostics = true logs the theory's quantities (L1', L2', their bound, update norms, clients' losses) in every round
-    - target: a test accuracy whose price is reported; name: a label for tables
+    - target: a test accuracy whose price is reported; delta: of the epsilon that methods with noise report; name: a label
 
     A table [sweep] lists values, as in seed = [0, 1, 2]. Change any key by --set rounds=5, --set 'method=fedavg(lr=0.3)',
     --set 'sweep.seed=[0, 1]'.

@@ -24,7 +24,7 @@ from feddkd.method import Method
 from feddkd.methods import parse
 from feddkd.models import MODELS, Architecture
 from feddkd.simulation import cohort_size
-from feddkd.spelling import Bound, Count, Share, Whole, checked
+from feddkd.spelling import Bound, Chance, Count, Share, Whole, checked
 
 USUAL = {"availability": "always()", "min_clients": 1, "on_divergence": "drop"}
 Fraction = typing.Annotated[float, Bound(least=0, below=1)]
@@ -54,6 +54,7 @@ class Experiment:
     on_divergence: OnDivergence = "drop"  # what becomes of a client whose numbers are not finite
     diagnostics: bool = False  # log the theory's quantities in every round; changes no number of the run
     target: Share | None = None  # test accuracy whose price is reported; changes no number of the run
+    delta: Chance | None = None  # of the epsilon that methods with noise report; changes no number of the run
     name: str = ""  # a label for tables; changes no number of the run
 
     def __post_init__(self) -> None:

@@ -10,6 +10,8 @@ COMPOSE = """\
 Compose them with `|`: `fedprox(mu=0.1) | dkd()` trains with a proximal term and then distils. `feddkd methods NAME` shows these
 pages on a terminal; `make methods-table` runs all of them on a small job, with and without DKD."""
 
+GATHERING = "`clip`, `noise`, `gather` and `trim` bound and blur what clients upload: [privacy](../privacy.md)."
+
 
 def pages(entries: Iterable[Entry]) -> dict[str, str]:
     """File name -> text."""
@@ -30,6 +32,7 @@ def page(entry: Entry) -> str:
         *([f"It goes behind a method that trains locally, as in `fedavg() | {entry.name}()`."] if entry.piece else []),
         "## Options",
         _table(("option", "default", "takes"), options),
+        *([GATHERING] if any(setting.shared == "gathering" for setting in entry.settings) else []),
         "## A round",
         *([_table(("phase", *(what for what, _ in facts(entry.turns[0]))), exchanges)] if entry.turns else []),
         kept(entry),

@@ -131,6 +131,7 @@ class Phase:
     keeps: frozenset[str] = frozenset()  # memo groups that stay with the client from round to round
     opens: Callable[[Model, Groups, World], Groups] | None = None  # (model, state, world) -> groups the state begins with besides
     brings: Callable[[Model, Groups, World], Groups] | None = None  # likewise -> memo groups every client begins with
+    noise: float = 0.0  # of what the server gathers, in units of what one client may add to it: for the accountant
 
     @property
     def asks_clients(self) -> bool:

@@ -54,6 +54,17 @@ def _shares(weights: tuple[float, ...], dtype: torch.dtype, device: torch.device
     return torch.tensor([weight / total for weight in weights], dtype=torch.float64).to(device, dtype)
 
 
+def trimmed_mean(stacked: Tensors, cut: int) -> dict[str, Tensor]:
+    """Coordinate by coordinate the mean of all but the `cut` smallest and the `cut` largest; of whole numbers the largest."""
+
+    def mean(tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point():
+            return tensor.amax(0)
+        return tensor.sort(0).values[cut : len(tensor) - cut].mean(0)
+
+    return combine(mean, stacked)
+
+
 def only(group: Tensors, names: Iterable[str]) -> dict[str, Tensor]:
     wanted = set(names)
     return {name: tensor for name, tensor in group.items() if name in wanted}

@@ -10,6 +10,7 @@ from feddkd.data.pack import check_held, unpack
 from feddkd.data.partition import Split
 from feddkd.data.registry import Source
 from feddkd.data.transforms import transform
+from feddkd.errors import InputError
 from feddkd.experiment import Experiment
 from feddkd.models import Model, functional
 
@@ -31,6 +32,14 @@ def _load(source: Source, folder: Path | None) -> Data:
 
 
 def prepare(experiment: Experiment, folder: Path | None) -> Prepared:
+    try:
+        return _prepare(experiment, folder)
+    except (RuntimeError, MemoryError) as error:  # torch's way to say that something is too large
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"{experiment.data} and {experiment.model} cannot be made ready: {reason or 'out of memory'}") from error
+
+
+def _prepare(experiment: Experiment, folder: Path | None) -> Prepared:
     data = _load(experiment.parsed_data, folder)
     federation, split = divide(
         data,

@@ -152,7 +152,7 @@ class Recorder:
         self._lock.give_back()
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
-        checkpoint.put(self.folder / name, (json.dumps(content, indent=2) + "\n").encode())
+        checkpoint.put(self.folder / name, (json.dumps(_without_nan(content), indent=2) + "\n").encode())
 
 
 def _cut(path: Path, after: int) -> list[dict[str, Any]]:

@@ -32,7 +32,10 @@ def grid(records: Sequence[Record]) -> tuple[list[str], list[list[str]]]:
     target, groups = target_of(records), families(records)
     more = ["n"] if target is None else ["hit", "rounds", "comms", "steps", "MB"]
     lines = [[label, *_cells(group, target)] for label, group in zip(labels(groups), groups, strict=True)]
-    return ["method", "best", "last", "average", *more], lines
+    headings = ["method", "best", "last", "average", *more]
+    if not any("epsilon" in record.history[-1] for record in records):
+        return headings, lines
+    return [*headings, "epsilon"], [[*line, _epsilon(group)] for line, group in zip(lines, groups, strict=True)]
 
 
 def as_json(records: Sequence[Record]) -> dict[str, Any]:
@@ -109,6 +112,8 @@ def caption(records: Sequence[Record]) -> list[str]:
         f"accuracy of {'; or of '.join(protocols)}; mean ± population std over n seeds",
         f"best: at the {' or '.join(selections)}; last: at the end; average: before DKD in the last round",
     ]
+    if deltas := sorted({record.history[-1]["delta"] for record in records if "delta" in record.history[-1]}):
+        lines.append(f"epsilon: differential privacy of clients at the end, at delta {' or '.join(f'{d:.3g}' for d in deltas)}")
     if target is not None:
         lines.append(f"hit: seeds that reached {100 * target:g} %, and what that cost them on average")
     if unfinished := sum(not record.finished for record in records):
@@ -124,6 +129,12 @@ def accuracies(group: Sequence[Record]) -> dict[str, list[float]]:
         "last": [summary["final_test_accuracy"] for summary in summaries],
         "average": [row["average_test_accuracy"] for row in ends if "average_test_accuracy" in row],
     }
+
+
+def _epsilon(group: Sequence[Record]) -> str:
+    """The same for all seeds; JSON has no infinity, so it stands there as null."""
+    last = group[0].history[-1]
+    return "-" if "epsilon" not in last else "infinite" if last["epsilon"] is None else f"{last['epsilon']:.2f}"
 
 
 def prices(group: Sequence[Record], target: float) -> dict[str, list[float]]:

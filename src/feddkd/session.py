@@ -96,8 +96,9 @@ class Session:
                     [ready.model.initial(("init", e.seed)) for ready, e in zip(prepared, self.experiments, strict=True)],
                     [experiment.seed for experiment in self.experiments],
                     rounds=first.rounds, cohort=first.cohort, protocol=first.protocol, engine=engine, device=device,
-                    dtype=DTYPES[first.dtype], options=options, diagnostics=first.diagnostics, resume=self.snapshots,
-                    tolerance=first.tolerance, on_start=lambda: self._open(prepared, engine, find_device(device)),
+                    dtype=DTYPES[first.dtype], options=options, diagnostics=first.diagnostics, delta=first.delta,
+                    resume=self.snapshots, tolerance=first.tolerance,
+                    on_start=lambda: self._open(prepared, engine, find_device(device)),
                     on_round=lambda rows, snapshots: self._after(rows, snapshots, halt, on_row),
                     on_end=lambda engine, runs: self._count(prepared, engine, runs),
                 )  # fmt: skip

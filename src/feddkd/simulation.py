@@ -28,8 +28,9 @@ from feddkd.method import Method, World
 from feddkd.methods import parse
 from feddkd.models import Model, functional
 from feddkd.params import Groups, Tensors, to
+from feddkd.privacy import ledger
 from feddkd.rounds import PATIENT, Row, Run, play
-from feddkd.spelling import Count, Share, Whole, checked
+from feddkd.spelling import Chance, Count, Share, Whole, checked
 
 ENGINES: Mapping[str, Callable[..., Engine]] = {"serial": Serial, "batched": Batched, "pool": Pool}
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -63,6 +64,7 @@ def simulate(
     initial: Mapping[str, Tensor] | None = None,
     dtype: torch.dtype | str | None = None,
     diagnostics: bool = False,
+    delta: float | None = None,
     availability: str | Availability = "always()",
     min_clients: int = 1,
     on_divergence: OnDivergence = "drop",
@@ -72,10 +74,11 @@ def simulate(
     `cohort` is a fraction of the clients (0.5) or a number of them (10). `initial` is a state dict to start from; without it the
     seed draws fresh weights by the layers' own `reset_parameters`, whatever the module's weights are now. `dtype` is that of the
     weights unless said. `public` is what the server holds for everybody to see, for the methods that need such data.
-    `diagnostics` adds the theory's quantities (L1', L2', update norms, ...) to every row. `availability` says which clients do
-    not answer: "random(drop=0.1, late=0.05)", "trace(file='faults.csv')", or `feddkd.availability.listed(rows)`; with fewer
-    than `min_clients` left a round ends. A client whose numbers are not finite is left out (`on_divergence="drop"`), ends the
-    run ("stop"), or is not looked for ("continue").
+    `diagnostics` adds the theory's quantities (L1', L2', update norms, ...) to every row. `delta` is that of the epsilon which
+    methods with noise report, 1 / (10 K) unless said. `availability` says which clients do not answer:
+    "random(drop=0.1, late=0.05)", "trace(file='faults.csv')", or `feddkd.availability.listed(rows)`; with fewer than
+    `min_clients` left a round ends. A client whose numbers are not finite is left out (`on_divergence="drop"`), ends the run
+    ("stop"), or is not looked for ("continue").
     """
     federation = assemble(
         [_examples(client, f"client {k}") for k, client in enumerate(clients)],
@@ -91,7 +94,8 @@ def simulate(
         network, chosen, [federation], [start], [seed],
         rounds=checked(rounds, Count, "rounds"), cohort=cohort, protocol=fitting_protocol(chosen, own_tests=False),
         engine=engine, device=device, dtype=_dtype(dtype, start[0]), on_round=lambda rows, _: history.append(rows[0]),
-        diagnostics=diagnostics, tolerance=tolerance(availability, min_clients, on_divergence),
+        diagnostics=diagnostics, delta=checked(delta, Chance | None, "delta"),
+        tolerance=tolerance(availability, min_clients, on_divergence),
     )[0][0]  # fmt: skip
     if run.error is not None:
         raise run.error
@@ -115,6 +119,7 @@ def simulate_runs(
     on_start: Callable[[], None] = lambda: None,
     options: Mapping[str, Any] | None = None,
     diagnostics: bool = False,
+    delta: float | None = None,
     resume: Sequence[Snapshot] = (),
     tolerance: Tolerance = PATIENT,
     on_end: Callable[[Engine, Sequence[Run]], None] = lambda engine, runs: None,
@@ -139,14 +144,16 @@ def simulate_runs(
         t, engine = rows[0]["round"], host.facts()
         return {run.index: Snapshot(t, run.state, run.costs, host.memos_of(run.index), engine) for run in going}
 
+    first = resume[0].round + 1 if resume else 1
     try:
+        spent = ledger(method.fitted(model), len(federations[0].train), size, delta, first)
         on_start()
         with suppress(RunError):  # no run could go on; each knows why
             for rows in play(method, model, host, runs, cohort=size, last=rounds, protocol=protocol, diagnostics=diagnostics,
-                first=resume[0].round + 1 if resume else 1, tolerance=tolerance,
+                first=first, tolerance=tolerance,
             ):  # fmt: skip
-                going = [run for run in runs if run.error is None]
-                on_round({run.index: row for run, row in zip(going, rows, strict=True)}, snapshots)
+                going, now = [run for run in runs if run.error is None], next(spent)
+                on_round({run.index: {**row, **now} for run, row in zip(going, rows, strict=True)}, snapshots)
         ended = [run for run in runs if run.error is None]
         plain = Serial(model, federations, memos, dtype)
         for run in ended:

@@ -42,11 +42,19 @@ class Bound:
         return " and ".join(f"{sign} {limit:g}" for sign, limit in limits.items() if math.isfinite(limit))
 
 
+@dataclass(frozen=True)
+class Later:
+    """Marks an option that its factory did not always have: `canonical` leaves it out while it has its default, so that what was
+    spelled before it came is still the same. Use inside `Annotated`."""
+
+
+LATER = Later()
 Count = Annotated[int, Bound(least=1)]
 Whole = Annotated[int, Bound(least=0)]
 Positive = Annotated[float, Bound(above=0)]
 NonNegative = Annotated[float, Bound(least=0)]
 Share = Annotated[float, Bound(above=0, most=1)]
+Chance = Annotated[float, Bound(above=0, below=1)]
 Momentum = Annotated[float, Bound(least=0, below=1)]
 
 
@@ -57,13 +65,14 @@ class Call:
     name: str
     given: tuple[tuple[str, Value], ...]
     complete: tuple[tuple[str, Value], ...]
+    unsaid: frozenset[str] = frozenset()  # options that came later and have their default
 
     def __str__(self) -> str:
         return _write(self.name, self.given)
 
     @property
     def canonical(self) -> str:
-        return _write(self.name, self.complete)
+        return _write(self.name, tuple(item for item in self.complete if item[0] not in self.unsaid))
 
 
 def _write(name: str, arguments: tuple[tuple[str, Value], ...]) -> str:
@@ -121,7 +130,8 @@ class Registry(Generic[T]):
             given = {key: value.item() if isinstance(value, np.generic) else value for key, value in given.items()}
             complete = self._complete(name, takes, given)
             value = factory(**_regroup(factory, complete))
-            return dataclasses.replace(value, calls=(Call(name, tuple(given.items()), tuple(complete.items())),))
+            call = Call(name, tuple(given.items()), tuple(complete.items()), _unsaid(takes, complete))
+            return dataclasses.replace(value, calls=(call,))
 
         spelled.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
             [
@@ -257,6 +267,11 @@ def _options(factory: Callable[..., Any]) -> list[Option]:
             default = dataclasses.MISSING if parameter.default is parameter.empty else parameter.default
             found.append(Option(parameter.name, annotation, default))
     return found
+
+
+def _unsaid(takes: list[Option], complete: Mapping[str, Value]) -> frozenset[str]:
+    later = (option for option in takes if LATER in getattr(option.annotation, "__metadata__", ()))
+    return frozenset(option.name for option in later if complete[option.name] == option.default)
 
 
 def _regroup(factory: Callable[..., Any], complete: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ def summarise(history: Sequence[Row], target: float | None = None) -> dict[str, 
         "selection": "best validation round" if by == "validation_accuracy" else "best test round: no validation set",
         "final_test_accuracy": last["test_accuracy"],
         **{cost: last[cost] for cost in COSTS},
+        **{key: last[key] for key in ("epsilon", "delta") if key in last},
         "to_target": None if target is None else to_target(history, target),
     }
 

@@ -9,7 +9,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from feddkd.catalogue import Entry, Setting, entries, entry
+from feddkd.catalogue import Entry, entries, entry
 from feddkd.commands.terminal import AsJson, console, page
 from feddkd.errors import InputError
 from feddkd.manual import default, facts, kept, pages, travels
@@ -55,17 +55,18 @@ def _list(found: list[Entry]) -> None:
     table = page("method", "what it does; paper; options; sent / uploaded / kept by the client")
     for one in found:
         own = [str(setting) for setting in one.settings if not setting.shared]
-        local = ["options of local training"] if len(own) < len(one.settings) else []
-        table.add_row(
-            one.name, "\n".join(filter(None, [one.summary, str(one.paper or ""), ", ".join(own + local), travels(one)]))
-        )
-    table.caption, table.caption_justify = _local_training(found), "left"
+        shared = dict.fromkeys(f"options of {setting.shared}" for setting in one.settings if setting.shared)
+        lines = one.summary, str(one.paper or ""), ", ".join([*own, *shared]), travels(one)
+        table.add_row(one.name, "\n".join(filter(None, lines)))
+    table.caption, table.caption_justify = "\n".join(_shared(found)), "left"
     console().print(table)
 
 
-def _local_training(found: list[Entry]) -> str:
-    shared: dict[str, Setting] = {setting.name: setting for one in found for setting in one.settings if setting.shared}
-    return f"options of local training: {', '.join(map(str, shared.values()))}"
+def _shared(found: list[Entry]) -> list[str]:
+    shared: dict[str, dict[str, None]] = {}
+    for setting in (setting for one in found for setting in one.settings if setting.shared):
+        shared.setdefault(setting.shared, {})[str(setting)] = None
+    return [f"options of {what}: {', '.join(settings)}" for what, settings in shared.items()]
 
 
 def _show(one: Entry) -> None:

@@ -78,7 +78,8 @@ def run_all(
         console(stderr=as_json).print(table(records))
     if as_json:
         wanted = ("digest", "method", "seed", "rounds", "test_accuracy", "best_round", "final_test_accuracy", "communications",
-                  "local_steps", "bytes_up", "bytes_down", "seconds", "selection", "to_target", "ended")  # fmt: skip
+                  "local_steps", "bytes_up", "bytes_down", "epsilon", "delta", "seconds", "selection", "to_target",
+                  "ended")  # fmt: skip
         print(json.dumps({"runs": [{key: done[at].get(key) for key in wanted} for at in range(len(experiments))]}))
     if ended := [f"{title(experiments[at])}: {done[at]['ended']}" for at in sorted(done) if "ended" in done[at]]:
         raise RunError(f"{len(ended)} of {len(experiments)} runs could not go on: {'; '.join(ended)}")

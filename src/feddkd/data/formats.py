@@ -10,6 +10,7 @@ import gzip
 import hashlib
 import io
 import pickle
+import pickletools
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -144,7 +145,10 @@ class _PlainUnpickler(pickle.Unpickler):
 @reads("the official pickled CIFAR file")
 def cifar_pickle(path: Path, count: int, classes: int) -> Pair:
     """The Python version of CIFAR, pickled by Python 2: its text and bytes are the same type, so latin-1 keeps both."""
-    batch = _PlainUnpickler(io.BytesIO(_content(path, 1 << 28)), encoding="latin1").load()
+    content = _content(path, 1 << 28)
+    most = max((int(index or 0) for code, index, _ in pickletools.genops(content) if code.name.endswith("PUT")), default=0)
+    _expect(most <= len(content), f"it puts aside {most:,} things")  # the unpickler would make room for all of them at once
+    batch = _PlainUnpickler(io.BytesIO(content), encoding="latin1").load()
     _expect(isinstance(batch, dict), "it is not a dictionary")
     batch = {key.decode() if isinstance(key, bytes) else key: value for key, value in batch.items()}
     data = batch["data"]

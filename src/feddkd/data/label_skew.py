@@ -11,6 +11,8 @@ from feddkd.keys import Key, generator
 
 
 def draw_shards(pools: Lists, clients: int, per_client: int, key: Key) -> Lists:
+    if clients * per_client > sum(map(len, pools)):
+        raise InputError(f"{clients * per_client} shards cannot be cut from {sum(map(len, pools))} examples: lower per_client")
     cut = np.array_split(np.concatenate(pools), clients * per_client)
     hands = generator((*key, "shards")).permutation(len(cut)).reshape(clients, per_client)
     return [np.concatenate([cut[s] for s in hand]) for hand in hands]

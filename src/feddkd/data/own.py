@@ -19,8 +19,9 @@ from feddkd.data.federation import stratified
 from feddkd.data.formats import Array, reads
 from feddkd.data.registry import SOURCES, Source
 from feddkd.errors import InputError, choices
-from feddkd.spelling import Bound, Count
+from feddkd.spelling import Bound
 
+Side = Annotated[int, Bound(least=1, most=1024)]  # more is a slip
 Part = Annotated[float, Bound(above=0, below=1)]
 IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"}
 AS_IT_IS = "normalise(mean=0.0, std=1.0)"
@@ -66,7 +67,7 @@ def csv(path: str, label: str = "label", domain: str | None = None, test: Part =
 
 
 @SOURCES.register
-def folder(path: str, side: Count = 32, colour: bool = True, test: Part = 0.2) -> Source:
+def folder(path: str, side: Side = 32, colour: bool = True, test: Part = 0.2) -> Source:
     """Your own images: a folder with a folder of images for each class, or with such folders under train/ and test/.
 
     Images are resized to `side` x `side` pixels, in colour or grey. Without train/ and test/, a share `test` of every class is

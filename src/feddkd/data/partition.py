@@ -64,7 +64,8 @@ class Split:
             test = _unpack(arrays, "test") if "test" in arrays else None
             split, digest = cls(_unpack(arrays, "train"), test, str(arrays["text"])), str(arrays["digest"])
         except Exception as error:  # numpy and zipfile answer damaged files with a dozen kinds of exception
-            raise InputError(f"cannot read a saved partition from {path}: {error}") from error
+            reason = "it holds no lists" if "pickle" in str(error) else error  # which nobody should be told how to load
+            raise InputError(f"cannot read a saved partition from {path}: {reason}") from error
         if digest != split.digest:
             raise InputError(f"the saved partition {path} is damaged: its digest does not fit its lists")
         return split
@@ -101,6 +102,8 @@ class Partition(Spelled):
     def __call__(self, table: Table, clients: int, key: Key) -> Split:
         if clients < 1:
             raise InputError(f"a partition needs at least one client, not {clients}")
+        if clients > len(table.labels):
+            raise InputError(f"{clients} clients cannot share {len(table.labels)} training examples: take fewer clients")
         train, test = self.draw(table, clients, key)
         return Split(
             self._checked("training", train, clients, len(table.labels)),

@@ -6,6 +6,7 @@ whole numbers they were published as; what becomes of them is the transform's bu
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 
@@ -18,8 +19,9 @@ from feddkd.data.registry import SOURCES as SOURCES
 from feddkd.data.registry import Source as Source
 from feddkd.errors import InputError
 from feddkd.keys import generator
-from feddkd.spelling import Count, Whole
+from feddkd.spelling import Bound, Whole
 
+Drawn = Annotated[int, Bound(least=1, most=1_000_000)]  # more is a slip
 DIGITS = tuple("0123456789")
 LETTERS = tuple("abcdefghijklmnopqrstuvwxyz")
 CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck"
@@ -198,7 +200,7 @@ def mnist_m() -> Source:
 
 
 @SOURCES.register
-def generated_digits(train: Count = 7438, test: Count = 4000, seed: Whole = 0) -> Source:
+def generated_digits(train: Drawn = 7438, test: Drawn = 4000, seed: Whole = 0) -> Source:
     """A stand-in for SynthDigits, drawn here from fonts."""
 
     def load(root: Path | None) -> Data:

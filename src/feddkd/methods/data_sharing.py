@@ -11,6 +11,7 @@ public examples travel once to every client is not among the counted bytes.
 from dataclasses import replace
 
 from feddkd.method import Method
+from feddkd.methods.gathering import Gathering
 from feddkd.methods.local import Local, Variant, local_training
 from feddkd.methods.registry import METHODS
 from feddkd.schedules import Repeat
@@ -18,9 +19,9 @@ from feddkd.spelling import Whole
 
 
 @METHODS.register
-def data_sharing(local: Local, *, warmup_steps: Whole = 0) -> Method:
+def data_sharing(local: Local, gathering: Gathering, *, warmup_steps: Whole = 0) -> Method:
     """FedAvg with public examples joined to every client's own: w = sum_k (n_k+p)/sum_i (n_i+p) w_k."""
-    shared = local_training(local, Variant(source="train+public"))
+    shared = local_training(local, Variant(source="train+public"), gathering)
     if not warmup_steps:
         return shared
     (phase,) = local_training(replace(local, steps=warmup_steps), Variant(source="public")).phases

@@ -24,6 +24,7 @@ from torch.func import grad
 from feddkd.data.batches import Reads
 from feddkd.errors import InputError
 from feddkd.method import Batch, Collect, Fold, Gradient, Loss, Method, Phase, Targets, World, own_model, probe_of
+from feddkd.methods.gathering import PLAINLY, Gathering, gathered
 from feddkd.methods.registry import METHODS
 from feddkd.models import Mode, Model
 from feddkd.objectives import Divergence, distillation, reverse_distillation, squared_distance
@@ -50,17 +51,22 @@ def dkd(
     local_steps: Count = 1,
     limit: Count = 10,
     spare: Count = 64,
+    gathering: Gathering,
 ) -> Method:
     """Clients teach the average by their own models: J times w <- w - gamma 1/m sum_k grad CE(softmax f(w_k), f(w))."""
     auto = steps == "auto"
     if local_steps > 1 and auto:
         raise InputError("dkd: several local_steps do not go with steps='auto'")
+    if gathering != PLAINLY and auto:
+        raise InputError("dkd: clip, noise and gather do not go with steps='auto', whose probe is neither clipped nor noised")
+    if gathering.noise and weights == "examples":
+        raise InputError("dkd: noise does not go with weights='examples': what a client adds must not grow with its examples")
     mean = Collect.MEAN_BY_CLIENTS if weights == "clients" else Collect.MEAN_BY_EXAMPLES
     targets, loss = _teach(teacher), _learn(student, _divergence(divergence, temperature))
     lesson = Gradient(targets, loss, probe_of(targets, loss) if auto else None)
     phase = Phase(
         name="distil",
-        client=_on_own_copy(lesson) if local_steps > 1 else lesson,
+        client=_on_own_copy(lesson) if local_steps > 1 or gathering != PLAINLY else lesson,
         server=partial(_cautious if auto else _descend, momentum),
         reads=Reads(batch_size, steps=local_steps, spare=spare if auto else 0),
         collect={"gradient": mean, "probe": mean} if auto else {"gradient": mean},
@@ -71,7 +77,7 @@ def dkd(
         needs=frozenset({"model"}),
         opens=partial(_open, bool(momentum), auto),
     )
-    return Method((phase,))
+    return Method((gathered(phase, gathering),))
 
 
 def _divergence(kind: str, temperature: float) -> Divergence:
@@ -101,19 +107,20 @@ def _learn(student: Mode, divergence: Divergence) -> Loss:
 
 
 def _on_own_copy(lesson: Gradient) -> Fold:
-    """Several steps of the same descent before anything is sent; what is sent is the way gone, as if by one gradient."""
+    """Some steps of the same descent before anything is sent; what is sent is the way gone, as if by one gradient."""
 
     def start(model: Model, sent: Groups, memo: Groups) -> Groups:
-        return {"params": sent["params"], "model": memo["model"], "private": memo.get("private", {})}
+        begun = {"params": sent["params"], "gradient": zeros(sent["params"])}
+        return {**begun, "model": memo["model"], "private": memo.get("private", {})}
 
     def step(model: Model, sent: Groups, carry: Groups, batch: Batch) -> Groups:
         taught = lesson.targets(model, carry, batch)
         gradient = grad(lambda w: lesson.loss(model, w, sent, carry, batch, taught))(carry["params"])
-        return {**carry, "params": add(carry["params"], gradient, -sent["rates"]["lr"])}
+        moved = add(carry["params"], gradient, -sent["rates"]["lr"])
+        return {**carry, "params": moved, "gradient": add(carry["gradient"], gradient)}
 
     def finish(model: Model, sent: Groups, carry: Groups, memo: Groups) -> tuple[Groups, Groups]:
-        gone = combine(lambda w, copy: (w - copy) / sent["rates"]["lr"], sent["params"], carry["params"])
-        return {"gradient": gone}, memo
+        return {"gradient": carry["gradient"]}, memo
 
     return Fold(start, step, finish)
 

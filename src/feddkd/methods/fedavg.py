@@ -5,11 +5,12 @@ data", AISTATS 2017, arXiv:1602.05629.
 """
 
 from feddkd.method import Method
+from feddkd.methods.gathering import Gathering
 from feddkd.methods.local import Local, local_training
 from feddkd.methods.registry import METHODS
 
 
 @METHODS.register
-def fedavg(local: Local) -> Method:
+def fedavg(local: Local, gathering: Gathering) -> Method:
     """Average of locally trained weights: w = sum_k n_k/n w_k."""
-    return local_training(local)
+    return local_training(local, gathering=gathering)

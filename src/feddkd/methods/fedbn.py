@@ -11,14 +11,15 @@ fedprox() | local_bn() is FedProx with batch norm at home.
 from typing import Literal
 
 from feddkd.method import Method
+from feddkd.methods.gathering import Gathering
 from feddkd.methods.local import Local, Variant, local_training
 from feddkd.methods.registry import METHODS
 
 
 @METHODS.register
-def fedbn(local: Local, *, private: Literal["norm", "statistics"] = "norm") -> Method:
+def fedbn(local: Local, gathering: Gathering, *, private: Literal["norm", "statistics"] = "norm") -> Method:
     """FedAvg with batch-norm layers kept at each client: average w' only, w = (w', w_k^BN)."""
-    return local_training(local, Variant(private=private))
+    return local_training(local, Variant(private=private), gathering)
 
 
 @METHODS.register

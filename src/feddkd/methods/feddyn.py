@@ -13,6 +13,7 @@ clients, so a small alpha still moves further than the average.
 from functools import partial
 
 from feddkd.method import Collect, Method, World
+from feddkd.methods.gathering import Gathering
 from feddkd.methods.local import Local, Variant, local_training, take_average
 from feddkd.methods.registry import METHODS
 from feddkd.models import Model
@@ -22,7 +23,7 @@ from feddkd.spelling import Positive
 
 
 @METHODS.register
-def feddyn(local: Local, *, alpha: Positive = 0.01) -> Method:
+def feddyn(local: Local, gathering: Gathering, *, alpha: Positive = 0.01) -> Method:
     """Clients' losses bent to one common optimum: loss = CE - <h_k, w> + alpha/2 |w - w_t|^2, w = mean_k w_k - h/alpha."""
     variant = Variant(
         terms=(linear("slope"), proximal(alpha, "sum")),
@@ -34,7 +35,7 @@ def feddyn(local: Local, *, alpha: Positive = 0.01) -> Method:
         opens=_nothing_yet,
         brings=_nothing_yet,
     )
-    return local_training(local, variant)
+    return local_training(local, variant, gathering)
 
 
 def _nothing_yet(model: Model, state: Groups, world: World) -> Groups:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from feddkd.method import Batch, Method, Phase, World, own_model
+from feddkd.methods.gathering import Gathering
 from feddkd.methods.local import Local, Variant, hold_private, local_training
 from feddkd.methods.registry import METHODS
 from feddkd.models import Model, Output
@@ -26,7 +27,7 @@ from feddkd.spelling import Count, NonNegative, Positive
 
 
 @METHODS.register
-def fedgkd(local: Local, *, c: NonNegative = 0.1, buffer: Count = 5, temperature: Positive = 1.0) -> Method:
+def fedgkd(local: Local, gathering: Gathering, *, c: NonNegative = 0.1, buffer: Count = 5, temperature: Positive = 1.0) -> Method:
     """Clients taught by the mean of the last M global models: loss = CE + c T^2 KL(softmax(z_M/T) || softmax(z/T))."""
     several = buffer > 1
     variant = Variant(
@@ -35,7 +36,7 @@ def fedgkd(local: Local, *, c: NonNegative = 0.1, buffer: Count = 5, temperature
         sends=("teacher",) if several else (),
         rates={"c": Rate(c, after=1)},
     )
-    train = local_training(local, variant)
+    train = local_training(local, variant, gathering)
     remember = Phase(name="remember", client=None, server=partial(_remember, buffer), opens=_nothing_yet)
     return Method((remember, *train.phases), train.private) if several else train
 

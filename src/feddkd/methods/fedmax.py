@@ -10,6 +10,7 @@ U to the activations; FedDKD's paper writes KL(a || U) without 1/D: `reduction="
 from typing import Literal
 
 from feddkd.method import Method
+from feddkd.methods.gathering import Gathering
 from feddkd.methods.local import Local, Variant, local_training
 from feddkd.methods.registry import METHODS
 from feddkd.objectives import activation_entropy
@@ -18,7 +19,12 @@ from feddkd.spelling import NonNegative
 
 @METHODS.register
 def fedmax(
-    local: Local, *, beta: NonNegative = 10.0, reduction: Literal["mean", "batchmean"] = "mean", reverse: bool = False
+    local: Local,
+    gathering: Gathering,
+    *,
+    beta: NonNegative = 10.0,
+    reduction: Literal["mean", "batchmean"] = "mean",
+    reverse: bool = False,
 ) -> Method:
     """FedAvg with activations drawn to maximum entropy: loss = CE + beta KL(U || softmax(a))."""
-    return local_training(local, Variant(terms=(activation_entropy(beta, reduction, reverse),)))
+    return local_training(local, Variant(terms=(activation_entropy(beta, reduction, reverse),)), gathering)

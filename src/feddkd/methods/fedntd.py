@@ -12,6 +12,7 @@ from functools import partial
 from torch import Tensor
 
 from feddkd.method import Batch, Method, own_model
+from feddkd.methods.gathering import Gathering
 from feddkd.methods.local import Local, Variant, hold_private, local_training
 from feddkd.methods.registry import METHODS
 from feddkd.models import Model, Output
@@ -21,9 +22,9 @@ from feddkd.spelling import NonNegative, Positive
 
 
 @METHODS.register
-def fedntd(local: Local, *, beta: NonNegative = 1.0, temperature: Positive = 1.0) -> Method:
+def fedntd(local: Local, gathering: Gathering, *, beta: NonNegative = 1.0, temperature: Positive = 1.0) -> Method:
     """FedAvg that keeps what was known of other classes: loss = CE + beta T^2 KL(z_t/T || z/T), the label's logit left out."""
-    return local_training(local, Variant(terms=(partial(_term, beta, temperature),), begin=hold_private))
+    return local_training(local, Variant(terms=(partial(_term, beta, temperature),), begin=hold_private), gathering)
 
 
 def _term(

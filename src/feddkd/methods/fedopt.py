@@ -10,6 +10,7 @@ equally in Algorithm 2 and by examples in its experiments; by examples here, as 
 from feddkd.method import Method
 from feddkd.methods import server
 from feddkd.methods.fedavg import fedavg
+from feddkd.methods.gathering import Gathering
 from feddkd.methods.local import Local
 from feddkd.methods.registry import METHODS
 from feddkd.spelling import Momentum, NonNegative, Positive
@@ -18,6 +19,7 @@ from feddkd.spelling import Momentum, NonNegative, Positive
 @METHODS.register
 def fedavgm(
     local: Local,
+    gathering: Gathering,
     *,
     server_lr: Positive = 1.0,
     server_lr_decay: Positive = 1.0,
@@ -25,7 +27,7 @@ def fedavgm(
     server_nesterov: bool = False,
 ) -> Method:
     """FedAvg with momentum at the server: v <- b v + (w_t - wbar), w <- w_t - lr v."""
-    return fedavg(**vars(local)) | server.server_momentum(
+    return fedavg(**vars(local), **vars(gathering)) | server.server_momentum(
         lr=server_lr, lr_decay=server_lr_decay, momentum=server_momentum, nesterov=server_nesterov
     )
 
@@ -33,6 +35,7 @@ def fedavgm(
 @METHODS.register
 def fedadam(
     local: Local,
+    gathering: Gathering,
     *,
     server_lr: Positive = 0.01,
     server_lr_decay: Positive = 1.0,
@@ -43,7 +46,7 @@ def fedadam(
     bias_correction: bool = False,
 ) -> Method:
     """FedAvg with Adam at the server: g = w_t - wbar, w <- w_t - lr m/(sqrt(v) + tau)."""
-    return fedavg(**vars(local)) | server.server_adam(
+    return fedavg(**vars(local), **vars(gathering)) | server.server_adam(
         lr=server_lr, lr_decay=server_lr_decay, beta1=server_beta1, beta2=server_beta2, tau=tau, initial=initial,
         bias_correction=bias_correction,
     )  # fmt: skip
@@ -52,6 +55,7 @@ def fedadam(
 @METHODS.register
 def fedyogi(
     local: Local,
+    gathering: Gathering,
     *,
     server_lr: Positive = 0.01,
     server_lr_decay: Positive = 1.0,
@@ -61,7 +65,7 @@ def fedyogi(
     initial: NonNegative | None = None,
 ) -> Method:
     """FedAvg with Yogi at the server: as fedadam, with v <- v - (1-b2) g^2 sign(v - g^2)."""
-    return fedavg(**vars(local)) | server.server_yogi(
+    return fedavg(**vars(local), **vars(gathering)) | server.server_yogi(
         lr=server_lr, lr_decay=server_lr_decay, beta1=server_beta1, beta2=server_beta2, tau=tau, initial=initial
     )
 
@@ -69,6 +73,7 @@ def fedyogi(
 @METHODS.register
 def fedadagrad(
     local: Local,
+    gathering: Gathering,
     *,
     server_lr: Positive = 0.1,
     server_lr_decay: Positive = 1.0,
@@ -77,6 +82,6 @@ def fedadagrad(
     initial: NonNegative | None = None,
 ) -> Method:
     """FedAvg with Adagrad at the server: as fedadam, with v <- v + g^2."""
-    return fedavg(**vars(local)) | server.server_adagrad(
+    return fedavg(**vars(local), **vars(gathering)) | server.server_adagrad(
         lr=server_lr, lr_decay=server_lr_decay, beta1=server_beta1, tau=tau, initial=initial
     )

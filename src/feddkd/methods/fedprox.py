@@ -10,6 +10,7 @@ paper's FEMNIST table shows; in the true form mu=10 with learning rate 0.1 would
 from typing import Literal
 
 from feddkd.method import Method
+from feddkd.methods.gathering import Gathering
 from feddkd.methods.local import Local, Variant, local_training
 from feddkd.methods.registry import METHODS
 from feddkd.objectives import proximal
@@ -17,6 +18,6 @@ from feddkd.spelling import NonNegative
 
 
 @METHODS.register
-def fedprox(local: Local, *, mu: NonNegative = 0.01, form: Literal["sum", "mean"] = "sum") -> Method:
+def fedprox(local: Local, gathering: Gathering, *, mu: NonNegative = 0.01, form: Literal["sum", "mean"] = "sum") -> Method:
     """FedAvg with a pull towards the weights sent: loss = CE + mu/2 |w - w_t|^2."""
-    return local_training(local, Variant(terms=(proximal(mu, form),)))
+    return local_training(local, Variant(terms=(proximal(mu, form),)), gathering)

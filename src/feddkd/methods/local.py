@@ -14,6 +14,7 @@ from torch.func import grad
 from feddkd.data.batches import Reads, Source
 from feddkd.errors import InputError
 from feddkd.method import Batch, Collect, Fold, Method, Phase, Private, ServerFn, World, own_model, uploads
+from feddkd.methods.gathering import PLAINLY, Gathering, gathered
 from feddkd.models import Model, Output
 from feddkd.objectives import Term, cross_entropy
 from feddkd.optimisers import Optimiser, adam, sgd
@@ -77,8 +78,11 @@ class Variant:
 FEDAVG = Variant()
 
 
-def local_training(local: Local, variant: Variant = FEDAVG) -> Method:
-    """One exchange: train on labels, leave the trained model with the client (it may have to teach), average."""
+def local_training(local: Local, variant: Variant = FEDAVG, gathering: Gathering = PLAINLY) -> Method:
+    """One exchange: train on labels, leave the trained model with the client (it may have to teach), average.
+
+    `gathering` is for variants that upload their models and nothing else.
+    """
     phase = Phase(
         name="local",
         client=_client(local.build_optimiser(), variant),
@@ -93,7 +97,7 @@ def local_training(local: Local, variant: Variant = FEDAVG) -> Method:
         opens=variant.opens,
         brings=variant.brings,
     )
-    return Method((phase,), frozenset({variant.private}))
+    return Method((gathered(phase, gathering),), frozenset({variant.private}))
 
 
 def take_average(model: Model, state: Groups, collected: Groups, rates: Tensors) -> Groups:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from feddkd.errors import InputError
 from feddkd.method import Batch, Method, World, own_model, uploads
+from feddkd.methods.gathering import Gathering
 from feddkd.methods.local import Local, Variant, hold_private, local_training
 from feddkd.methods.registry import METHODS
 from feddkd.models import Model, Output
@@ -23,7 +24,7 @@ from feddkd.spelling import NonNegative, Positive
 
 
 @METHODS.register
-def moon(local: Local, *, mu: NonNegative = 1.0, temperature: Positive = 0.5) -> Method:
+def moon(local: Local, gathering: Gathering, *, mu: NonNegative = 1.0, temperature: Positive = 0.5) -> Method:
     """Features drawn to the global model's and away from the previous local one's: loss = CE - mu log softmax(cos/T)[glob]."""
     variant = Variant(
         terms=(partial(_term, mu, temperature),),
@@ -32,7 +33,7 @@ def moon(local: Local, *, mu: NonNegative = 1.0, temperature: Positive = 0.5) ->
         keeps=frozenset({"previous"}),
         brings=_initial,
     )
-    return local_training(local, variant)
+    return local_training(local, variant, gathering)
 
 
 def _initial(model: Model, state: Groups, world: World) -> Groups:

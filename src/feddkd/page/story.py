@@ -18,7 +18,7 @@ OF_A_METHOD = ("method", "seed", "split_seed")  # what may differ within a task
 
 @dataclass(frozen=True)
 class Standing:
-    """A method in a task: its records, and by seed the test accuracy at the best validation round in %."""
+    """A method in a task: its records, and by seed the test accuracy in %, of the table's column "best"."""
 
     label: str
     group: list[Record]
@@ -84,7 +84,7 @@ def _certainty(test: Paired | None) -> str:
 
 
 def _tiles(lead: Standing, first: tuple[Standing, Paired | None] | None) -> list[tuple[str, str]]:
-    tiles = [(lead.shown, "test accuracy, best validation round")]
+    tiles = [(lead.shown, f"test accuracy, {summarise(lead.group[0].history)['selection']}")]
     if first is not None:
         tiles.append((f"{lead.mean - first[0].mean:+.2f}", f"points on {first[0].label}"))
         if first[1] is not None and first[1].t_p is not None:

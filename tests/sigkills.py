@@ -1,0 +1,95 @@
+"""Kill runs at random moments, and see each go on to the same bits: `make faults`.
+
+A parent that has imported everything forks a child for every run, so that a cycle takes as long as the run and not as long as the
+start of Python. After each SIGKILL a copy of what is left is run to its end and compared, file by file, with a run that nobody
+disturbed; then the same folder is taken up again, to be killed further on, until it is finished and a new one begins.
+"""
+
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from itertools import cycle, islice
+from pathlib import Path
+
+import torch
+
+from feddkd.execute import execute
+from feddkd.prepare import prepare
+from interrupted import ENGINES, METHODS, OFTEN, content, experiment
+
+SEED = 0
+
+
+def start(method: str, engine: str, out: Path) -> int:
+    """A child that runs two seeds of a method, or goes on with them; returns its number."""
+    child = os.fork()
+    if child:
+        return child
+    try:
+        runs = [experiment(METHODS[method], seed=seed, split_seed=0) for seed in (0, 1)]
+        execute(runs, out=out, every=OFTEN, **ENGINES[engine])
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def finish(method: str, engine: str, out: Path) -> dict[str, bytes]:
+    _, status = os.waitpid(start(method, engine, out), 0)
+    if status:
+        sys.exit(f"{method} on {engine} did not go on (seed {SEED}); what it left is in {out}")
+    return content(out)
+
+
+def kill(method: str, engine: str, out: Path, after: float) -> bool:
+    """Whether it was still at work."""
+    child = start(method, engine, out)
+    time.sleep(after)
+    os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    return os.WIFSIGNALED(status)
+
+
+def main(kills: int) -> None:
+    torch.set_num_threads(1)
+    prepare(experiment(), None)  # children find data and libraries ready
+    began, dice, done, checkpoints = time.perf_counter(), random.Random(SEED), 0, 0
+    place = Path(tempfile.mkdtemp(prefix="sigkills-"))
+    whole: dict[tuple[str, str], dict[str, bytes]] = {}
+    seconds: dict[tuple[str, str], float] = {}
+    cells = list(islice(zip(cycle(METHODS), cycle(ENGINES)), min(len(METHODS) * len(ENGINES), max(3, kills // 8))))
+    for method, engine in cycle(cells):
+        cell, cut = (method, engine), place / f"{method} {engine}"
+        if cell not in whole:
+            started = time.perf_counter()
+            whole[cell] = finish(method, engine, place / "whole" / method / engine)
+            seconds[cell] = time.perf_counter() - started
+        if not kill(method, engine, cut, dice.uniform(0, seconds[cell])):
+            shutil.rmtree(cut)  # it was finished before the moment came
+            continue
+        done += 1
+        checkpoints += any(cut.rglob("round-*.json"))
+        if cut.exists():
+            shutil.copytree(cut, place / "copy")
+        if finish(method, engine, place / "copy") != whole[cell]:
+            sys.exit(f"kill {done} (seed {SEED}): {method} on {engine} ended in other bits; {cut} and {place / 'copy'} have both")
+        shutil.rmtree(place / "copy")
+        if done == kills:
+            break
+    shutil.rmtree(place)
+    print(
+        f"{done} SIGKILLs, seed {SEED}, over {len({m for m, _ in cells})} methods and {len({e for _, e in cells})} engines, "
+        f"{checkpoints} of them after a checkpoint: each resumed to the identical record and weights, "
+        f"in {time.perf_counter() - began:.0f} s"
+    )
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if sys.argv[1:] else 120)

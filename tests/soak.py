@@ -1,0 +1,62 @@
+"""Two thousand rounds of a tiny job, with record and checkpoints: memory must stay flat. `make soak`.
+
+Resident memory is read after a tenth of the rounds, when everything has been used once, and at the end.
+"""
+
+import ctypes
+import gc
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from feddkd import Experiment
+from feddkd.execute import execute
+from feddkd.session import Every
+from interrupted import ENGINES
+
+ROUNDS = 2000
+MOST = 0.03  # growth of memory between the two readings; a row a round, kept for the summary, is part of it
+
+
+def resident() -> int:
+    """Bytes of memory that this process holds, without what it could give back at once."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096
+
+
+def soak(engine: str, rounds: int) -> tuple[int, int]:
+    """Resident memory at 10 % and at 100 %."""
+    readings: list[int] = []
+
+    def look(index: int, row: dict[str, Any]) -> None:
+        if row["round"] in (rounds // 10, rounds):
+            readings.append(resident())
+
+    method = "scaffold(steps=2, batch_size=8) | dkd(steps=1, batch_size=8)"
+    tiny = Experiment(method, partition="iid()", model="mlp(hidden='4')", clients=6, cohort=3, rounds=rounds)
+    with tempfile.TemporaryDirectory() as out:
+        execute([tiny], out=Path(out), on_row=look, every=Every(rounds=max(rounds // 40, 1)), **ENGINES[engine])
+    first, last = readings
+    return first, last
+
+
+def main(engine: str, rounds: int) -> None:
+    torch.set_num_threads(1)
+    started = time.perf_counter()
+    first, last = soak(engine, rounds)
+    growth = last / first - 1
+    print(
+        f"{engine}: {rounds} rounds in {time.perf_counter() - started:.0f} s, resident memory {first / 2**20:.1f} MiB at 10 %, "
+        f"{last / 2**20:.1f} MiB at 100 % ({growth:+.1%})"
+    )
+    sys.exit(f"memory grew by more than {MOST:.0%}" if growth > MOST else 0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]) if sys.argv[2:] else ROUNDS)
