@@ -32,6 +32,9 @@ docs: $(DONE) ## the documentation as a site: build/site/index.html; nothing is 
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	@echo build/site/index.html
 
+federation: $(DONE) ## Flower for real, the long tests: nodes killed in each phase, restarts, strangers, plain Flower, Ray (where it is installed)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m federation tests/test_deployment.py
+
 methods-docs: $(DONE) ## write docs/methods from the methods' own files
 	$(BIN)/feddkd methods --markdown docs/methods
 
@@ -65,4 +68,4 @@ format: $(DONE) ## put the code in order
 clean: ## remove what the targets above made, except runs
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo test docs methods-docs methods-table mutants report-bench screenshots faults soak fuzz format clean
+.PHONY: help setup demo test docs federation methods-docs methods-table mutants report-bench screenshots faults soak fuzz format clean

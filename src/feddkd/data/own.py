@@ -6,6 +6,7 @@ What comes without a test set is divided once, class by class, by a fixed key: t
 import csv as comma_separated
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -40,6 +41,24 @@ def npz(path: str) -> Source:
             raise InputError(f"{path}: {error}") from error
 
     summary = f"your own arrays: an .npz with {', '.join(names)}"
+    return Source(load, (path,), "your own arrays", AS_IT_IS, summary)
+
+
+@SOURCES.register
+def test_only(path: str) -> Source:
+    """What a server holds whose clients bring their own examples: an .npz file with x_test and y_test."""
+
+    def load(root: Path | None) -> Data:
+        pair = formats.npz(_found(root, path), ("x_test", "y_test"))
+        try:
+            whole = from_arrays(tuple(pair), tuple(pair), name=Path(path).stem)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from error
+        return replace(whole, train=Examples(whole.test.x[:0], whole.test.y[:0]))
+
+    summary = (
+        "a server's test examples: an .npz with x_test, y_test; clients bring their own (partition elsewhere, feddkd flower)"
+    )
     return Source(load, (path,), "your own arrays", AS_IT_IS, summary)
 
 

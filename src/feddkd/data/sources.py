@@ -14,7 +14,7 @@ from feddkd.data import formats, generated
 from feddkd.data.domains import digit_domains as digit_domains  # registers itself
 from feddkd.data.examples import Data, from_arrays
 from feddkd.data.formats import Pair, Shelf
-from feddkd.data.own import npz as npz  # with it csv and folder
+from feddkd.data.own import npz as npz  # with it csv, folder and test_only
 from feddkd.data.registry import SOURCES as SOURCES
 from feddkd.data.registry import Source as Source
 from feddkd.errors import InputError
