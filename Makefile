@@ -29,7 +29,7 @@ test: $(DONE) ## everything CI runs: format, lint, types, tests
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
 docs: $(DONE) ## the documentation as a site: build/site/index.html; nothing is fetched
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo build/site/index.html
 
 federation: $(DONE) ## Flower for real, the long tests: nodes killed in each phase, restarts, strangers, plain Flower, Ray (where it is installed)
