@@ -28,6 +28,10 @@ test: $(DONE) ## everything CI runs: format, lint, types, tests
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
+docs: $(DONE) ## the documentation as a site: build/site/index.html; nothing is fetched
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo build/site/index.html
+
 federation: $(DONE) ## Flower for real, the long tests: nodes killed in each phase, restarts, strangers, plain Flower, Ray (where it is installed)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m federation tests/test_deployment.py
 
@@ -67,4 +71,4 @@ format: $(DONE) ## put the code in order
 clean: ## remove what the targets above made, except runs
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo test federation methods-docs methods-table reproduction mutants report-bench screenshots faults soak fuzz format clean
+.PHONY: help setup demo test docs federation methods-docs methods-table reproduction mutants report-bench screenshots faults soak fuzz format clean

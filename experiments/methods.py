@@ -149,7 +149,7 @@ def page(kept: Mapping[str, Any]) -> str:
         table,
         *(["\n".join(f"* {note}" for note in notes)] if notes else []),
         f"`{DKD}` is what is put behind each. The methods as they were run:",
-        "```\n" + "\n".join(one.method for one in lines) + "\n```",
+        "```text\n" + "\n".join(one.method for one in lines) + "\n```",
         f"Made by `{kept['command']}` (`make methods-table`) with feddkd {kept['feddkd']}, code {kept['code']}.",
     ]) + "\n"  # fmt: skip
 

@@ -142,7 +142,7 @@ def test_an_empty_folder_and_a_damaged_file_are_told_in_one_line_that_names_the_
 
 def test_every_source_can_be_written_down_and_tells_about_itself() -> None:
     for name in SOURCES:
-        source = SOURCES.one(f"{name}(path='a.npz')" if name in ("npz", "test_only") else name)
+        source = SOURCES.one(f"{name}(path='a')" if "path" in SOURCES.options(name) else name)
         assert SOURCES.one(str(source)) == source
         assert source.summary
         assert source.origin
@@ -220,6 +220,75 @@ def test_own_npz_files_are_read_from_the_folder_or_by_path(tmp_path: Path) -> No
     np.savez(path, x_train=X, y_train=Y, x_test=X, y_test=Y[:3])
     with pytest.raises(InputError, match=r"own.npz: 8 images need labels"):
         load("npz(path='own.npz')", tmp_path)
+
+
+TABLE = "length,kind,width,hospital\n" + "".join(f"{n},{n % 2 + 9},7,{'NS'[n % 4 // 2]}\n" for n in range(40))
+
+
+def test_a_table_is_read_scaled_and_divided_always_the_same_way(tmp_path: Path) -> None:
+    (tmp_path / "own.csv").write_text(TABLE)
+    data = load("csv(path='own.csv', label='kind', domain='hospital', test=0.25)", tmp_path)
+    assert data.labels == ("9", "10")
+    assert data.domains == ("N", "S")
+    assert data.train.domain is not None
+    assert data.test.domain is not None
+    assert torch.bincount(data.test.y + 2 * data.test.domain).tolist() == [2, 2, 2, 2]  # a quarter, but to an even number
+    assert torch.allclose(data.train.x.mean(0), torch.zeros(2), atol=1e-6)
+    assert torch.allclose(data.train.x.std(0, correction=0), torch.tensor([1.0, 0.0]), atol=1e-6)  # width never varies
+    assert load("csv(path='own.csv', label='kind', domain='hospital', test=0.25)", tmp_path).digest == data.digest
+    assert len(set(torch.cat([data.train.x, data.test.x])[:, 0].tolist())) == 40  # every line is in one of the two
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("a,b\n1,2\n", "has no column 'label'; there are: a, b"),
+        ("a,label\n1,x\n\nmany,y\n", "line 4, column 'a': 'many' is not a number"),
+        ("a,label\n,x\n", "line 2, column 'a': '' is not a number"),
+        ("a,label\nnan,x\n", "'nan' is not a number"),
+        ("a,label\n1,x,3\n", "line 2: 3 cells, and the first line names 2 columns"),
+        ("a,label\n", "0 lines of 1 numbers"),
+        ("label\nx\n", "1 lines of 0 numbers"),
+        ("a,label\n1,x\n", "sets nothing aside"),
+        ("", "missing, damaged or not a CSV table"),
+    ],
+)
+def test_a_table_that_cannot_be_read_is_complained_of_by_line_and_column(content: str, complaint: str, tmp_path: Path) -> None:
+    (tmp_path / "own.csv").write_text(content)
+    with pytest.raises(InputError, match=complaint):
+        load("csv(path='own.csv')", tmp_path)
+
+
+def picture(path: Path, level: int, size: tuple[int, int] = (5, 7)) -> None:
+    from PIL import Image
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, (level, 0, 0)).save(path)
+
+
+def test_a_folder_of_images_is_read_with_its_folders_as_classes(tmp_path: Path) -> None:
+    for n in range(10):
+        picture(tmp_path / "photos" / "cat" / f"{n}.png", 10 + n)
+        picture(tmp_path / "photos" / "dog" / f"{n}.jpg", 200)
+    data = load("folder(path='photos', side=4)", tmp_path)
+    assert data.labels == ("cat", "dog")
+    assert data.train.x.shape == (16, 3, 4, 4)
+    assert torch.bincount(data.test.y).tolist() == [2, 2]
+    assert set(data.train.x[data.train.y == 0][:, 0].flatten().tolist()) < set(range(10, 20))
+    assert load("folder(path='photos', side=4, colour=False)", tmp_path).test.x.shape == (4, 1, 4, 4)
+    (tmp_path / "photos" / "cat" / "odd.png").write_text("no picture")
+    with pytest.raises(InputError, match=r"odd.png is missing, damaged or not an image"):
+        load("folder(path='photos')", tmp_path)
+
+
+def test_a_folder_with_train_and_test_keeps_them_apart(tmp_path: Path) -> None:
+    for part, kind, level in [("train", "a", 1), ("train", "b", 2), ("test", "b", 3)]:
+        picture(tmp_path / part / kind / "one.png", level)
+    data = load(f"folder(path={str(tmp_path)!r}, side=2)")
+    assert (data.train.y.tolist(), data.test.y.tolist()) == ([0, 1], [1])
+    assert set(data.test.x[0, 0].flatten().tolist()) == {3}
+    with pytest.raises(InputError, match="has no folders with images"):
+        load(f"folder(path={str(tmp_path / 'train' / 'a')!r})")
 
 
 def spread(weights: Tensor) -> float:

@@ -29,7 +29,7 @@ REGISTRIES: dict[str, Registry[Any]] = {
     "transforms": TRANSFORMS,
     "sources": SOURCES,
 }
-TEXTS = {"hidden": ["", "8", "64,32"], "domains": ["mnist", "svhn,usps"], "path": ["a.npz", "it's \\ odd.npz"]}
+TEXTS = {"hidden": ["", "8", "64,32"], "domains": ["mnist", "svhn,usps"], "path": ["a.npz", "it's \\ odd.npz"], "label": ["kind"]}
 NOT_DRAWN = {"saved", "domains"}  # a file must be there; has no options
 
 
