@@ -28,6 +28,9 @@ test: $(DONE) ## everything CI runs: format, lint, types, tests
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
+federation: $(DONE) ## Flower for real, the long tests: nodes killed in each phase, restarts, strangers, plain Flower, Ray (where it is installed)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m federation tests/test_deployment.py
+
 methods-docs: $(DONE) ## write docs/methods from the methods' own files
 	$(BIN)/feddkd methods --markdown docs/methods
 
@@ -64,4 +67,4 @@ format: $(DONE) ## put the code in order
 clean: ## remove what the targets above made, except runs
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo test methods-docs methods-table reproduction mutants report-bench screenshots faults soak fuzz format clean
+.PHONY: help setup demo test federation methods-docs methods-table reproduction mutants report-bench screenshots faults soak fuzz format clean

@@ -19,6 +19,7 @@ DRIFT = "tests/test_methods_drift.py"
 GATHERING = ("tests/test_gathering.py",)
 PRIVACY = ("tests/test_privacy.py",)
 FAULTS = ("tests/test_faults.py",)
+FLOWER = ("tests/test_flower.py",)
 
 
 class Mutant(NamedTuple):
@@ -124,6 +125,15 @@ MUTANTS = [
            "self._changed |= {(own, client)", "_ = {(own, client)", FAULTS),
     Mutant("a checkpoint without the clients' memos", "checkpoint.py",
            "for client, memo in snapshot.memos.items()}", "for client, memo in ()}", ("tests/test_resume.py",)),
+    Mutant("a node forgets at once what it held before", "flower/desk.py",
+           "now = {name: held[name] for name in (expected,) if name in held}", "now: Kept = {}", FLOWER),
+    Mutant("a node takes what it finds for what it should hold", "flower/desk.py",
+           "if expected not in (FIRST, NOTHING, *held):",
+           "if expected not in held:\n        expected = FIRST\n    if False:", FLOWER),
+    Mutant("uploads over the wire are not looked at", "engines/flower.py",
+           "check(upload, pattern, finite=training)", "None", FLOWER),
+    Mutant("a client that has not begun holds nothing", "engines/flower.py",
+           "self.held.get(client, FIRST)}", "self.held.get(client, FIRST) or NOTHING}", FLOWER),
     Mutant("a confusion matrix lies on its side", "evaluate.py",
            "(true * present[:, None]).T @ taken", "(taken * present[:, None]).T @ true", ("tests/test_page.py",)),
     Mutant("a name in a record may end the script it stands in", "page/__init__.py",

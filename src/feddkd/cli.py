@@ -1,4 +1,4 @@
-"""The command line: feddkd run | resume | report | watch | ls | compare | methods | data | paper | bench."""
+"""The command line: feddkd run | resume | report | watch | ls | compare | methods | data | paper | bench | flower."""
 
 import errno
 import os
@@ -11,6 +11,7 @@ import typer
 from feddkd.commands.bench import bench
 from feddkd.commands.compare import compare
 from feddkd.commands.data import data_app
+from feddkd.commands.flower import flower_app
 from feddkd.commands.listing import listing
 from feddkd.commands.methods import methods
 from feddkd.commands.paper import paper_app
@@ -46,6 +47,7 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 app.add_typer(paper_app, name="paper")
+app.add_typer(flower_app, name="flower")
 
 WRONG_PATHS = "ENOENT EACCES EPERM EEXIST ENOTDIR EISDIR EROFS ENAMETOOLONG ELOOP"  # that a user has given
 
@@ -53,7 +55,7 @@ WRONG_PATHS = "ENOENT EACCES EPERM EEXIST ENOTDIR EISDIR EROFS ENAMETOOLONG ELOO
 def main() -> None:
     """Entry point: a user's mistake is one line on standard error and exit status 2, never a traceback."""
     try:
-        sys.exit(app(standalone_mode=False))
+        sys.exit(app(standalone_mode=False, prog_name="feddkd"))
     except InputError as error:
         _fail(str(error))
     except (ClientError, RunError) as error:

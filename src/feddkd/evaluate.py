@@ -16,6 +16,7 @@ from torch.nn.functional import one_hot
 from feddkd.data.batches import Reads, Source
 from feddkd.data.federation import SERVER
 from feddkd.engines import Engine, Order
+from feddkd.errors import ClientError
 from feddkd.method import Batch, Collect, Exchange, Fold, Method, Phase, own_model
 from feddkd.models import Model
 from feddkd.objectives import cross_entropy
@@ -46,6 +47,8 @@ def fitting_protocol(method: Method, own_tests: bool) -> Protocol:
 def measure(engine: Engine, states: Sequence[tuple[int, Groups]], protocol: Protocol, source: Source) -> list[Measured]:
     """Judge the model in each (run, state) on the validation or test set."""
     replies = engine.exchange(Exchange(PHASES[source]), _orders(engine, states, protocol))
+    if not all(reply.clients for reply in replies):
+        raise ClientError(f"nobody answered the evaluation on {source} examples")
     return [_summary(reply.collected["tally"], protocol) for reply in replies]
 
 
@@ -54,7 +57,7 @@ def confusions(engine: Engine, states: Sequence[tuple[int, Groups]], protocol: P
 
     Where clients are judged one by one, over all of them together.
     """
-    replies = engine.exchange(Exchange(_counting(classes)), _orders(engine, states, protocol))
+    replies = engine.exchange(Exchange(counting(classes)), _orders(engine, states, protocol))
     return [reply.collected["tally"]["counts"].sum(0).long().tolist() for reply in replies]
 
 
@@ -98,7 +101,7 @@ def _step(model: Model, sent: Groups, carry: Groups, batch: Batch) -> Groups:
     return {**carry, "tally": tally}
 
 
-def _counting(classes: int) -> Phase:
+def counting(classes: int) -> Phase:
     def step(model: Model, sent: Groups, carry: Groups, batch: Batch) -> Groups:
         true, taken = (one_hot(labels, classes).double() for labels in (batch.y, _logits(model, carry, batch).argmax(-1)))
         present = (batch.share > 0).double()

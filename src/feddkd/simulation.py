@@ -131,6 +131,8 @@ def simulate_runs(
     clients of the others once more, as they stand after the last round; by the serial engine, since for one exchange a quick way
     is not worth looking for. Returns the runs and what the engine has to say of itself.
     """
+    if engine != "flower" and not all(size for federation in federations for size in federation.sizes):
+        raise InputError("there are clients without examples; those that bring their own do so on Flower: feddkd flower server")
     tolerance.availability.check(method.fitted(model), len(federations[0].train))
     size = cohort_size(cohort, len(federations[0].train), tolerance.min_clients)
     federations, runs, memos = begin(model, method, federations, starts, seeds, find_device(device), dtype)
@@ -158,7 +160,7 @@ def simulate_runs(
         plain = Serial(model, federations, memos, dtype)
         for run in ended:
             plain.restore(run.index, host.memos_of(run.index))
-        on_end(plain, ended)
+        on_end(host if engine == "flower" else plain, ended)  # what Flower's clients keep is not here
         return runs, {"name": type(host).__name__.lower(), **host.facts()}
     finally:
         host.close()
@@ -196,6 +198,12 @@ def cohort_size(cohort: int | float, clients: int, least: int = 1) -> int:
 
 
 def find_engine(name: str) -> Callable[..., Engine]:
+    if name == "flower":  # only inside a federation, and an extra: not among the choices
+        try:
+            from feddkd.engines.flower import Flower
+        except ModuleNotFoundError:
+            raise InputError("engine 'flower' needs Flower: pip install 'feddkd[flower]'") from None
+        return Flower
     if name not in ENGINES:
         raise InputError(f"unknown engine {name!r}; there are: {choices(('auto', *ENGINES))}")
     return ENGINES[name]

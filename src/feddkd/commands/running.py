@@ -24,7 +24,7 @@ from feddkd.rounds import Row
 from feddkd.session import Every
 from feddkd.simulation import find_device
 
-Engine = Annotated[str, typer.Option(help="Where clients compute: auto, batched, pool, serial.")]
+Engine = Annotated[str, typer.Option(help="Where clients compute: auto, batched, pool, serial; flower-sim: on a Ray cluster.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")]
 Precision = Annotated[str | None, typer.Option(help="fp64 (as dtype = float64), fp32; on a GPU also tf32, bf16.")]
 Strategy = Annotated[str | None, typer.Option(help="Of the batched engine: auto, vmap, graph, fused, ...")]
@@ -38,6 +38,8 @@ OnDivergence = Annotated[
     str | None, typer.Option(metavar="drop|stop|continue", help="For clients whose numbers are not finite; as --set.")
 ]
 
+OnRow = Callable[[int, Row], None]
+
 
 def run_all(
     experiments: list[Experiment], places: list[Path], *, engine: str, device: str, precision: str | None, strategy: str | None,
@@ -49,6 +51,10 @@ def run_all(
     `dry` only says what that would take. Before a long sweep it is said, too; not on a GPU, where to compile for a trial may
     itself take minutes.
     """
+    if engine == "flower-sim":
+        from feddkd.commands.flower import run_on_ray
+
+        return run_on_ray(experiments, places, data, Every(every_rounds, every_minutes), fresh, as_json)
     experiments, options = in_precision(experiments, precision, engine, device)
     options |= {"strategy": strategy} if strategy is not None else {}
     every = Every(every_rounds, every_minutes)
@@ -61,18 +67,29 @@ def run_all(
             if as_json:
                 print(json.dumps(told))
             return
-    check_loggers(log or ())
+
+    def do(group: list[int], on_row: OnRow) -> list[dict[str, Any]]:
+        return execute(
+            [experiments[at] for at in group], out=places[group[0]], folder=data, engine=engine, device=device,
+            options=options, every=every, fresh=fresh, until=until, on_row=on_row,
+        )  # fmt: skip
+
+    watch_all(experiments, places, lock_step(experiments, places), do, as_json, device, log or ())
+
+
+def watch_all(
+    experiments: list[Experiment], places: list[Path], groups: list[list[int]],
+    do: Callable[[list[int], OnRow], list[dict[str, Any]]], as_json: bool, device: str = "cpu", log: Sequence[str] = (),
+) -> None:  # fmt: skip
+    """Do one group of experiments after another, show how far they are, and at the end what came out."""
+    check_loggers(log)
     done: dict[int, dict[str, Any]] = {}
     level = logging.WARNING if as_json else logging.INFO
     with bars(experiments, places, find_device(device)) as follow, _telling(level):
-        for group in lock_step(experiments, places):
+        for group in groups:
             with ExitStack() as open_ones:
-                tell = [_both(follow(at), logging_to(log or (), experiments[at], places[at], open_ones)) for at in group]
-                summaries = execute(
-                    [experiments[at] for at in group], out=places[group[0]], folder=data, engine=engine, device=device,
-                    options=options, every=every, fresh=fresh, until=until,
-                    on_row=lambda at, row, tell=tell: tell[at](row),  # type: ignore[misc]
-                )  # fmt: skip
+                tell = [_both(follow(at), logging_to(log, experiments[at], places[at], open_ones)) for at in group]
+                summaries = do(group, lambda at, row, tell=tell: tell[at](row))  # type: ignore[misc]
             done |= dict(zip(group, summaries, strict=True))
     folders = [place / folder_name(experiment) for experiment, place in zip(experiments, places, strict=True)]
     if records := [record for folder in folders for record in find(folder, begun=True) if record.history]:

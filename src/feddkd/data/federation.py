@@ -147,7 +147,7 @@ def stratified(
     if first + second > 1 + 1e-9:
         raise InputError(f"validation {first:g} and training {second:g} together take more than the whole training set")
     random = generator(("validation", *key))
-    parts: tuple[list[Indices], list[Indices]] = ([], [])
+    parts: tuple[list[Indices], list[Indices]] = ([np.arange(0)], [np.arange(0)])
     for label in np.unique(labels):
         members = random.permutation(np.flatnonzero(labels == label))
         free, cut = members[~np.isin(members, taken)], round(first * len(members))

@@ -93,6 +93,7 @@ class Partition(Spelled):
     summary: str = ""
     own_tests: bool = False  # whether it deals out test sets, too
     identity: str = ""  # what it is called in digests, where that is not its spelling
+    elsewhere: bool = False  # clients bring examples of their own, and are dealt none
     fixed: bool = False  # its lists count through the whole training set, and not through the part of it meant for clients
 
     @property
@@ -102,7 +103,7 @@ class Partition(Spelled):
     def __call__(self, table: Table, clients: int, key: Key) -> Split:
         if clients < 1:
             raise InputError(f"a partition needs at least one client, not {clients}")
-        if clients > len(table.labels):
+        if clients > len(table.labels) and not self.elsewhere:
             raise InputError(f"{clients} clients cannot share {len(table.labels)} training examples: take fewer clients")
         train, test = self.draw(table, clients, key)
         return Split(
@@ -116,6 +117,8 @@ class Partition(Spelled):
         if len(lists) != clients:
             raise InputError(f"partition {self} divides {kind} examples among {len(lists)} clients, not {clients}")
         for k, own in enumerate(lists):
+            if len(own) == 0 and self.elsewhere:
+                continue
             if len(own) == 0:
                 raise InputError(f"partition {self} leaves client {k} of {clients} without {kind} examples: take fewer clients")
             if np.min(own) < 0 or np.max(own) >= count:
@@ -211,6 +214,12 @@ def domains() -> Partition:
         return [np.flatnonzero(train == d) for d in found], [np.flatnonzero(test == d) for d in found]
 
     return Partition(draw, "one client a domain", own_tests=True)
+
+
+@PARTITIONS.register
+def elsewhere() -> Partition:
+    """Nothing is divided: on a federation of Flower nodes every client brings examples of its own."""
+    return Partition(lambda table, clients, key: ([np.arange(0)] * clients, None), "each client's own", elsewhere=True)
 
 
 @PARTITIONS.register

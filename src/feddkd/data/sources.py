@@ -5,6 +5,7 @@ whole numbers they were published as; what becomes of them is the transform's bu
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from feddkd.data import formats, generated
 from feddkd.data.domains import digit_domains as digit_domains  # registers itself
-from feddkd.data.examples import Data, from_arrays
+from feddkd.data.examples import Data, Examples, from_arrays
 from feddkd.data.formats import Pair, Shelf
 from feddkd.data.registry import SOURCES as SOURCES
 from feddkd.data.registry import Source as Source
@@ -209,6 +210,25 @@ def generated_digits(train: Drawn = 7438, test: Drawn = 4000, seed: Whole = 0) -
 
     summary = "digits 0-9 generated from fonts, 32x32 colour; not SynthDigits"
     return Source(load, (), "generated from matplotlib's fonts", FEDBN, summary)
+
+
+@SOURCES.register
+def test_only(path: str) -> Source:
+    """What a server holds whose clients bring their own examples: an .npz file with x_test and y_test."""
+
+    def load(root: Path | None) -> Data:
+        inside = (root or Path()) / path
+        pair = formats.npz(inside if inside.exists() else Path(path), ("x_test", "y_test"))
+        try:
+            whole = from_arrays(tuple(pair), tuple(pair), name=Path(path).stem)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from error
+        return replace(whole, train=Examples(whole.test.x[:0], whole.test.y[:0]))
+
+    summary = (
+        "a server's test examples: an .npz with x_test, y_test; clients bring their own (partition elsewhere, feddkd flower)"
+    )
+    return Source(load, (path,), "your own arrays", "normalise(mean=0.0, std=1.0)", summary)
 
 
 @SOURCES.register

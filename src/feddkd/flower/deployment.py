@@ -1,0 +1,62 @@
+"""A federation on one machine: certificates, keys, a SuperLink, nodes; made for a while, and gone without a trace."""
+
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from flwr.serverapp import Grid
+
+from feddkd.flower.credentials import AUTHORITY, make_node, make_server
+from feddkd.flower.processes import Processes, free_port
+from feddkd.flower.superlink import Superlink
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What is running."""
+
+    folder: Path
+    link: Superlink
+    processes: Processes
+    nodes: int
+    data: Path | None
+
+    def start_node(self, part: int) -> None:
+        """One node of the federation; also one that was ended: it is the same node again, since its key is."""
+        data = ["--data", self.data] if self.data else []
+        self.processes.start(f"node{part}", [
+            sys.executable, "-m", "feddkd.cli", "flower", "client", f"127.0.0.1:{self.link.port}", "--threads", "1", "--port",
+            str(free_port()), "--key", self.folder / f"node{part}", "--authority", self.folder / AUTHORITY,
+            "--part", str(part), "--parts", str(self.nodes), *data,
+        ], {"OMP_NUM_THREADS": "1", "FLWR_HOME": str(self.folder)})  # fmt: skip
+
+    def wait(self, grid: Grid, seconds: float) -> None:
+        """Until all nodes are there; one that has given up before is an error, with its last words."""
+        limit = time.monotonic() + seconds
+        while len({*grid.get_node_ids()}) < self.nodes and time.monotonic() < limit:
+            self.processes.check()
+            time.sleep(0.1)
+
+
+@contextmanager
+def deployed(nodes: int, data: Path | None = None) -> Iterator[Deployment]:
+    """A federation on this machine, for as long as the block lasts."""
+    with tempfile.TemporaryDirectory(prefix="feddkd-") as name, Processes(Path(name)) as processes:
+        folder = Path(name)
+        make_server(folder, ["localhost"])
+        link = Superlink(folder, processes, free_port())
+        deployment = Deployment(folder, link, processes, nodes, data)
+        for part in range(nodes):
+            make_node(folder / f"node{part}")
+        link.start()
+        try:
+            for part in range(nodes):
+                link.register(folder / f"node{part}.pub")
+                deployment.start_node(part)
+            yield deployment
+        finally:  # before the SuperLink: a node that leaves tells it so
+            processes.end(*(name for name in processes.running if name.startswith("node")))

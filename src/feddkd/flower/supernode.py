@@ -1,0 +1,122 @@
+"""A SuperNode and its clients in one process that stays.
+
+Flower starts a process for every message: seconds of imports for milliseconds of work. Here the SuperNode is Flower's own, but
+whenever it would sleep it looks for a task, which a thread does on the spot, with network and data still in memory. And no code
+that a server sends is run: the app is this package's, the data loader the operator's.
+"""
+
+import logging
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+
+import httpx
+from flwr.app import Error, Message, RecordDict
+from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
+from flwr.supercore.constant import TaskType
+from flwr.supercore.heartbeat import HeartbeatSender
+from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
+from flwr.supercore.protobuf.client import ProtobufClientInterceptor
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supernode import start_client_internal
+from flwr.supernode.cli.flower_supernode import flower_supernode
+from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
+
+from feddkd.flower.apps import NodeApp
+from feddkd.flower.desk import Load
+
+log = logging.getLogger(__name__)
+
+QUICKEST, SLOWEST = 0.05, 3.0  # seconds between two looks for a message
+
+
+class Worker:
+    """Does a SuperNode's tasks in its own process, in place of the SuperExec that would start one for each."""
+
+    def __init__(self, address: str, secret: bytes, load: Load | None = None) -> None:
+        self._address, self._app = address, NodeApp(load)
+        sign = SuperExecAuthHttpInterceptor(
+            master_secret=secret, protected_methods=frozenset({"/flwr.proto.Runtime/AcquireTask"})
+        )
+        self._door = self._client(sign)
+        self._busy = time.monotonic()  # when there was something to do
+        self._kept = RecordDict()  # Flower begins every run with nothing; a server that resumes begins a new one
+
+    def sleep(self, seconds: float) -> None:
+        """In place of the SuperNode's sleep: look for a task, then nap; the nap is short as long as there was work of late."""
+        given = self._door.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
+        if given.token:
+            self._busy = time.monotonic()
+            # a thread, since tasks of a run that ended meanwhile wait for ever for what never comes
+            threading.Thread(target=self._work, args=(given.token,), daemon=True).start()
+        time.sleep(min(seconds, max(QUICKEST, (time.monotonic() - self._busy) / 100), SLOWEST))
+
+    def _work(self, token: str) -> None:
+        with closing(self._client(RuntimeTokenHttpInterceptor(token))) as desk:
+            heart = HeartbeatSender(lambda: beat(desk))
+            heart.start()
+            try:
+                self._answer(desk)
+            except Exception as error:  # Flower gives the task up when its time is over
+                log.warning("a task could not be done: %s", error)
+            finally:
+                heart.stop()
+
+    def _answer(self, desk: RuntimeHttpClient) -> None:
+        message, context, _, _ = pull_task_input(desk)
+        status, why = "completed", ""
+        context.state = context.state or self._kept
+        try:
+            reply = self._app(message, context)
+            self._kept = context.state
+        except Exception as error:
+            log.warning("%s", error, exc_info=True)
+            status, why = "failed", f"{type(error).__name__}: {error}"
+            reply = Message(Error(code=2, reason=why), reply_to=message)
+        push_message(desk, reply, context)
+        push_task_output(desk, context, status, why)
+
+    def _client(self, *interceptors: ProtobufClientInterceptor) -> RuntimeHttpClient:
+        every = [RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"), *interceptors]
+        return RuntimeHttpClient.from_server_address(self._address, True, None, every)
+
+
+def beat(desk: RuntimeHttpClient) -> bool:
+    """A sign of life while a task takes long."""
+    try:
+        desk.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+    except httpx.HTTPError:
+        return False
+    return True
+
+
+def run_node(
+    superlink: str, port: int, key: Path, authority: Path, part: int, parts: int, data: Path | None, load: Load | None = None
+) -> None:
+    """Be a SuperNode until somebody ends it. Its own port is for this process alone: whoever else asks there lacks the secret."""
+    with TemporaryDirectory(prefix="feddkd-") as folder:
+        secret, file = secrets.token_bytes(32), Path(folder) / "secret"
+        file.touch(mode=0o600)
+        file.write_bytes(secret)
+        worker = Worker(f"127.0.0.1:{port}", secret, load)
+        start_client_internal.time = SimpleNamespace(sleep=worker.sleep)  # type: ignore[assignment, attr-defined]
+        sys.argv = _command(superlink, port, key, authority, part, parts, data, file)
+        flower_supernode()
+
+
+def _command(
+    superlink: str, port: int, key: Path, authority: Path, part: int, parts: int, data: Path | None, secret: Path
+) -> list[str]:
+    config = f"partition-id={part} num-partitions={parts}" + (f' data="{data}"' if data else "")
+    given: Sequence[tuple[str, object]] = [
+        ("--superlink", superlink), ("--root-certificates", authority), ("--auth-supernode-private-key", key),
+        ("--host", "127.0.0.1"), ("--port", port), ("--isolation", "process"), ("--superexec-auth-secret-file", secret),
+        ("--node-config", config),
+    ]  # fmt: skip
+    return ["flower-supernode", *(str(word) for pair in given for word in pair)]

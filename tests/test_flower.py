@@ -1,0 +1,291 @@
+"""Flower's nodes give what `serial` gives, and whatever goes wrong with one of them, the round goes on with the rest."""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("flwr")
+
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+
+from feddkd import ClientError, Experiment, InputError, simulation
+from feddkd.engines import Order, Reply
+from feddkd.engines.letters import bytes_in, page_record, tensor_record
+from feddkd.engines.serial import Serial
+from feddkd.engines.wire import pack, unpack
+from feddkd.execute import execute
+from feddkd.flower.apps import NodeApp, serve
+from feddkd.method import Exchange
+from feddkd.prepare import prepare
+from feddkd.record import find
+from flower_double import DKD, FEDDKD, LOCAL, METHODS, NORM, SETTING, Double, apart, check_same, final, rows
+
+
+def flower(folder: Path, method: str, grid: Double | None = None, **changes: Any) -> Double:
+    grid = grid or Double(NodeApp(), SETTING["clients"])
+    config: dict[str, Any] = {f"experiment.{key}": value for key, value in {**SETTING, "method": method, **changes}.items()}
+    serve(grid, {**config, "out": str(folder), "poll": 0.0, "deadline": 0.05, "join": 0.3})
+    return grid
+
+
+def serial(folder: Path, method: str, engine: str = "serial", **changes: Any) -> None:
+    execute([Experiment(**{**SETTING, "method": method, **changes})], out=folder, engine=engine)
+
+
+@pytest.mark.parametrize("then", ["", f" | {DKD}"], ids=["alone", "with dkd"])
+@pytest.mark.parametrize("method", METHODS)
+def test_flower_gives_what_serial_gives(method: str, then: str, tmp_path: Path) -> None:
+    changes = {"cohort": 2, **(NORM if "fedbn" in method else {})}
+    serial(tmp_path / "serial", method + then, **changes)
+    flower(tmp_path / "flower", method + then, **changes)
+    check_same(tmp_path / "serial", tmp_path / "flower")
+
+
+def test_a_node_may_stand_for_several_clients(tmp_path: Path) -> None:
+    method = f"scaffold({LOCAL}) | {DKD}"
+    serial(tmp_path / "serial", method)
+    grid = flower(tmp_path / "flower", method, Double(NodeApp(), 2))
+    check_same(tmp_path / "serial", tmp_path / "flower")
+    assert [part for part, kind in grid.traffic if kind == "train.local"] == [0, 1, 0] * 2
+
+
+def test_diagnostics_and_what_is_set_aside_go_over_the_wire_too(tmp_path: Path) -> None:
+    method = f"fedavg({LOCAL}) | dkd(steps='auto', batch_size=16, lr=0.3)"
+    serial(tmp_path / "serial", method, diagnostics=True, rounds=1)
+    flower(tmp_path / "flower", method, diagnostics=True, rounds=1)
+    assert apart(final(tmp_path / "serial"), final(tmp_path / "flower")) < 1e-12
+    expected, found = (rows(tmp_path / name)[0]["diagnostics"] for name in ("serial", "flower"))
+    assert found["L2"] == pytest.approx(expected["L2"], abs=1e-10)
+
+
+def test_the_bytes_on_the_wire_are_those_of_the_costs(tmp_path: Path) -> None:
+    grid = flower(tmp_path, FEDDKD, model="mlp(hidden='256')", evaluation="global")
+    last = rows(tmp_path)[-1]
+    assert grid.up == pytest.approx(last["bytes_up"], rel=0.05)
+    assert grid.down == pytest.approx(last["bytes_down"], rel=0.05)
+
+
+def test_examples_of_a_nodes_own_count_as_those_of_the_partition(tmp_path: Path) -> None:
+    held = prepare(Experiment(**{**SETTING, "method": FEDDKD}), None).federation
+
+    def load(context: Context) -> tuple[Tensor, Tensor]:
+        own = held.train[int(context.node_config["partition-id"])]
+        return held.x[own], held.y[own]
+
+    serial(tmp_path / "serial", FEDDKD)
+    flower(tmp_path / "flower", FEDDKD, Double(NodeApp(load), 3))
+    check_same(tmp_path / "serial", tmp_path / "flower")
+
+
+# --- faults
+
+Spoil = Callable[[Message, Message], Message | None]  # (what was asked, reply) -> what arrives
+
+
+def with_content(reply: Message, content: bytes) -> Message:
+    reply.content["tensors"] = tensor_record(content)
+    return reply
+
+
+def changed(change: Callable[[Tensor], Tensor]) -> Spoil:
+    def spoil(asked: Message, reply: Message) -> Message:
+        groups = {g: dict(own) for g, own in unpack(bytes_in(reply.content)).items()}
+        group = next(group for group in ("params", "gradient") if group in groups)
+        name = next(iter(groups[group]))
+        groups[group][name] = change(groups[group][name])
+        return with_content(reply, pack(groups))
+
+    return spoil
+
+
+def with_page(reply: Message, page: ConfigRecord) -> Message:
+    reply.content["page"] = page
+    return reply
+
+
+FAULTS: dict[str, Spoil] = {
+    "no reply": lambda asked, reply: None,
+    "an error": lambda asked, reply: Message(Error(code=2, reason="out of memory"), reply_to=asked),
+    "nonsense": lambda asked, reply: with_content(reply, b"nonsense"),
+    "nothing": lambda asked, reply: with_content(reply, b""),
+    "too much": lambda asked, reply: with_content(reply, b"\0" * 200_001),
+    "not a number": changed(lambda tensor: torch.full_like(tensor, torch.nan)),
+    "infinite": changed(lambda tensor: torch.full_like(tensor, torch.inf)),
+    "another shape": changed(lambda tensor: tensor[:1]),
+    "another type": changed(lambda tensor: tensor.float()),
+    "no tag": lambda asked, reply: with_page(reply, page_record({"client": 1})),
+    "no page": lambda asked, reply: with_page(reply, ConfigRecord({})),
+    "no records": lambda asked, reply: Message(RecordDict(), reply_to=asked),
+}
+
+
+class Deaf(Serial):
+    """A serial engine to which some clients do not answer."""
+
+    deaf: frozenset[tuple[int, int, int, int]] = frozenset()  # (round, phase, step, client)
+
+    def exchange(self, exchange: Exchange, orders: Sequence[Order]) -> list[Reply]:
+        return super().exchange(exchange, [self._thinned(order) for order in orders])
+
+    def _thinned(self, order: Order) -> Order:
+        left = tuple(client for client in order.cohort if (*order.key[1:], client) not in self.deaf)
+        return order._replace(cohort=left)
+
+
+def spoiling(spoil: Spoil, part: int, exchange: Sequence[int]) -> Double:
+    """Replies of one node in one exchange (round, phase, step) arrive spoilt."""
+
+    def tamper(own: int, asked: Message, reply: Message) -> Message | None:
+        page = json.loads(str(asked.content.config_records["page"]["json"]))
+        return spoil(asked, reply) if own == part and page.get("key", [])[1:] == list(exchange) else reply
+
+    return Double(NodeApp(), 3, tamper)
+
+
+@pytest.mark.parametrize("exchange", [(1, 0, 1), (1, 1, 2)], ids=["in training", "in the second step of DKD"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_client_whose_answer_cannot_be_used_has_not_answered(
+    fault: str, exchange: tuple[int, int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("feddkd.engines.flower.Flower.most", 200_000)
+    method = f"scaffold({LOCAL}) | {DKD}"
+    monkeypatch.setattr(Deaf, "deaf", frozenset({(*exchange, 1)}))
+    monkeypatch.setattr(simulation, "ENGINES", {**simulation.ENGINES, "deaf": Deaf})
+    serial(tmp_path / "serial", method, "deaf")
+    flower(tmp_path / "flower", method, spoiling(FAULTS[fault], 1, exchange))
+    assert apart(final(tmp_path / "serial"), final(tmp_path / "flower")) < 1e-12
+    assert len(rows(tmp_path / "flower")) == 2
+    assert "client" in caplog.text
+    assert ("from clients [1]" if fault == "no reply" else f"(3, {', '.join(map(str, exchange))}, 1)") in caplog.text
+
+
+def test_a_node_that_is_gone_is_not_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    grid = spoiling(lambda asked, reply: grid.gone.add(2), 2, (1, 0, 1))
+    flower(tmp_path, FEDDKD, grid)
+    assert [part for part, kind in grid.traffic if part == 2] == [2, 2]  # asked who it is, and once to train
+    assert "its node is not there" in caplog.text
+
+
+def test_a_restarted_node_is_not_trusted_in_its_round_and_back_in_the_next(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def restart(asked: Message, reply: Message) -> Message:
+        grid.after = lambda: grid.restart(0)
+        return reply
+
+    grid = spoiling(restart, 0, (1, 0, 1))
+    flower(tmp_path, FEDDKD, grid)
+    assert "has lost what it kept" in caplog.text
+    mine = [kind for part, kind in grid.traffic if part == 0]
+    assert mine == ["query.info", "train.local", "train.distil", "train.local", "train.distil", "train.distil"]
+
+
+def test_a_node_that_fell_out_and_was_restarted_meanwhile_is_back_in_the_next_round(tmp_path: Path) -> None:
+    def die(asked: Message, reply: Message) -> None:
+        grid.after = lambda: grid.restart(0)
+
+    grid = spoiling(die, 0, (1, 1, 1))
+    flower(tmp_path, FEDDKD, grid)
+    mine = [kind for part, kind in grid.traffic if part == 0]
+    assert mine == ["query.info", "train.local", "train.distil", "train.local", "train.distil", "train.distil"]
+    assert "missing" not in rows(tmp_path)[1]
+
+
+def test_a_client_that_lost_what_it_keeps_for_ever_begins_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """FedBN's own layers: lost with the node, drawn again as every client's were in the beginning."""
+
+    def restart(asked: Message, reply: Message) -> Message:
+        grid.after = lambda: grid.restart(0)
+        return reply
+
+    grid = spoiling(restart, 0, (1, 0, 1))
+    flower(tmp_path, f"fedbn({LOCAL})", grid, **NORM, rounds=3)
+    mine = [kind for part, kind in grid.traffic if part == 0]
+    assert mine.count("train.local") == 3
+    assert "has lost what it kept" in caplog.text
+    assert len(rows(tmp_path)[2]["test_client_accuracy"]) == 3
+
+
+def test_nobody_answering_ends_the_run_with_the_phase_and_the_round(tmp_path: Path) -> None:
+    grid = Double(NodeApp(), 3, lambda part, asked, reply: None if "distil" in asked.metadata.message_type else reply)
+    flower(tmp_path / "distil", FEDDKD, grid)
+    (record,) = find(tmp_path / "distil", begun=True)
+    assert "nobody answered phase 'distil', step 1, in round 1" in record.manifest["ended"]
+    grid = Double(NodeApp(), 3, lambda part, asked, reply: None if asked.metadata.message_type == "evaluate" else reply)
+    with pytest.raises(ClientError, match="nobody answered the evaluation on test"):
+        flower(tmp_path / "evaluation", f"fedbn({LOCAL})", grid, **NORM)
+
+
+def test_an_answer_that_comes_twice_counts_once(tmp_path: Path) -> None:
+    class Echo(Double):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            found = list(super().pull_messages(message_ids))
+            return found + found
+
+    serial(tmp_path / "serial", FEDDKD)
+    flower(tmp_path / "flower", FEDDKD, Echo(NodeApp(), 3))
+    check_same(tmp_path / "serial", tmp_path / "flower")
+
+
+# --- who is there
+
+
+def test_who_has_not_joined_is_named_and_why(tmp_path: Path) -> None:
+    def load(context: Context) -> tuple[Tensor, Tensor]:
+        labels = torch.tensor([0, 11 if context.node_config["partition-id"] == 1 else 1])
+        return torch.zeros(2, 1, 8, 8, dtype=torch.uint8), labels
+
+    with pytest.raises(InputError, match=r"clients \[1\] have not joined .*labels here go up to 11, and the federation has 10"):
+        flower(tmp_path, FEDDKD, Double(NodeApp(load), 3))
+    grid = Double(NodeApp(), 3)
+    grid.gone.add(2)
+    with pytest.raises(InputError, match=r"clients \[2\] have not joined within 0.3 s"):
+        flower(tmp_path, FEDDKD, grid)
+
+
+def test_two_nodes_cannot_be_one_client(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="two nodes stand for client 0"):
+        flower(tmp_path, FEDDKD, Double(NodeApp(), 3, configs={2: {"partition-id": 0}}))
+
+
+# --- a server that was cut short
+
+
+class Cut(Exception):  # noqa: N818  # nothing went wrong
+    pass
+
+
+def cut_short(folder: Path, method: str, grid: Double, **changes: Any) -> None:
+    """Stop in the second round's training."""
+
+    def tamper(part: int, asked: Message, reply: Message) -> Message:
+        if '"key": [3, 2, 0, 1]' in str(asked.content.config_records["page"]["json"]):
+            raise Cut
+        return reply
+
+    grid.tamper = tamper
+    with pytest.raises(Cut):
+        flower(folder, method, grid, **changes)
+    grid.tamper = lambda part, asked, reply: reply
+
+
+@pytest.mark.parametrize("method", [FEDDKD, f"fedbn({LOCAL}) | {DKD}"], ids=["fedavg | dkd", "fedbn | dkd"])
+def test_a_server_goes_on_from_its_checkpoint_with_the_same_numbers(method: str, tmp_path: Path) -> None:
+    changes = NORM if "fedbn" in method else {}
+    serial(tmp_path / "serial", method, **changes)
+    grid = Double(NodeApp(), 3)
+    cut_short(tmp_path / "flower", method, grid, **changes)
+    flower(tmp_path / "flower", method, grid, **changes)
+    check_same(tmp_path / "serial", tmp_path / "flower")
+
+
+def test_nodes_that_have_forgotten_begin_anew_and_it_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cut_short(tmp_path, f"fedbn({LOCAL})", Double(NodeApp(), 3), **NORM)
+    flower(tmp_path, f"fedbn({LOCAL})", **NORM)
+    assert all(f"client {client} no longer holds what it kept; it begins anew" in caplog.text for client in range(3))
+    assert len(rows(tmp_path)) == 2
