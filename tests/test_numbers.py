@@ -136,7 +136,7 @@ PAGES = [
 MEASURED = re.compile(
     r"(\d+(?:\.\d+)?) (ms|us|TFLOP/s)(?![\w/])|(\d+\.\d+) (s|x|%|points)(?!\w)|(\d+) (s|min)(?!\w)|(\d+\.\d+ ?± ?\d)"
 )
-GIVEN = {"30 s"}  # not measured: how long benchmarks repeat
+GIVEN = {"30 s", "600 s"}  # not measured: how long benchmarks repeat, and how long Flower waits
 MARK, NOT_KEPT = "(*)", "not kept"
 
 
