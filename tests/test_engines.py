@@ -47,7 +47,7 @@ def network(norm: bool) -> nn.Module:
     ).double()
 
 
-def world(seed: int, sizes: Sequence[int] = (10, 30, 19, 13), text: str = "") -> Federation:
+def world(seed: int, sizes: Sequence[int] = (12, 28, 20, 14), text: str = "") -> Federation:
     draw = torch.Generator().manual_seed(seed)
 
     def examples(count: int) -> Examples:

@@ -62,13 +62,14 @@ class Chooser:
 
     def run(self, work: Work, carry: Groups) -> Groups:
         trains = work.phase.reads.random
-        # a test set is read through too seldom for compiling to pay, and not worth a line to people
-        names = [name for name in self.known if name not in WAYS or WAYS[name].suits(work.model, trains)]
+        # a test set is read through too seldom for compiling or tracing to pay, and not worth a line to people
+        known = self.known if trains else [name for name in self.known if name != "traced"]
+        names = [name for name in known if name not in WAYS or WAYS[name].suits(work.model, trains)]
         kind = f"{work.phase.name}, {lanes_in(carry)} lanes of {work.tape.indices.shape[2]}"
         most = work.tape.active.count(work.tape.active[0])  # a trial ends with the first lane that does
         level = logging.INFO if trains else logging.DEBUG
         name = self.pick(kind, names, lambda name, steps: self._runner(name)(work, carry, steps), most, level=level)
-        return self._runner(name)(work, carry, None)
+        return self._runner("vmap" if name == "traced" and not trains else name)(work, carry, None)
 
     def close(self) -> None:
         self.recordings.clear()
