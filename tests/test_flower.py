@@ -46,6 +46,18 @@ def test_flower_gives_what_serial_gives(method: str, then: str, tmp_path: Path) 
     check_same(tmp_path / "serial", tmp_path / "flower")
 
 
+@pytest.mark.parametrize(
+    "method", ["fedavg(epochs=1) | dkd(steps=3, batch_size=8)", "scaffold(epochs=1) | dkd(steps=2, batch_size=8)"]
+)
+def test_clients_drop_out_and_come_late_as_they_do_on_serial(method: str, tmp_path: Path) -> None:
+    faults: dict[str, Any] = {"availability": "random(drop=0.1, late=0.1, seed=0)", "rounds": 3}
+    flower(tmp_path / "flower", method, **faults)
+    serial(tmp_path / "serial", method, **faults)
+    check_same(tmp_path / "flower", tmp_path / "serial")
+    missing = [event for row in rows(tmp_path / "flower") for *_, event in row.get("missing", [])]
+    assert {"drop", "late"} <= set(missing)
+
+
 def test_a_node_may_stand_for_several_clients(tmp_path: Path) -> None:
     method = f"scaffold({LOCAL}) | {DKD}"
     serial(tmp_path / "serial", method)
