@@ -65,7 +65,8 @@ def test_means_in_the_papers_readme_are_those_of_the_page() -> None:
     readme, kept = (ROOT / "papers" / "feddkd" / "README.md"), ROOT / "docs" / "reproduction.md"
     means = re.findall(r"\d[\d.]* ± [\d.]*\d", readme.read_text(encoding="utf-8"))
     assert len(means) > 40
-    assert [mean for mean in means if f"| {mean} |" not in kept.read_text(encoding="utf-8")] == []
+    shown = kept.read_text(encoding="utf-8").replace("* |", " |")  # a star is for a note
+    assert [mean for mean in means if f"| {mean} |" not in shown] == []
 
 
 # Short runs, made again
