@@ -108,7 +108,7 @@ class Batched:
 
     def _fold(self, exchange: Exchange, client: Fold, orders: Sequence[Order]) -> list[Reply]:
         lanes = self.store.lay_out(exchange.phase.reads, orders)
-        width = max((len(batch) for lane in lanes for batch in lane.batches[:1]), default=0)
+        width = max((size for lane in lanes for size in lane.sizes[:1]), default=0)
         kind = f"{exchange.phase.name}, batches of {width}"
         size = self._at_once(kind, exchange, client, orders, lanes)
         done: list[Groups] = []  # uploads, stacked, chunk by chunk

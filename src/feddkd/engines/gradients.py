@@ -18,7 +18,8 @@ from feddkd.engines.lessons import Course, Memo, draw_up
 from feddkd.engines.serial import gather
 from feddkd.engines.strategies import WAYS, Chooser
 from feddkd.engines.teaching import Desk, Programme, looped, programme
-from feddkd.engines.tracing import compiled, traced
+from feddkd.engines.tracing import compiled
+from feddkd.engines.trimming import trimmed
 from feddkd.engines.work import stacked, take
 from feddkd.method import Collect, Exchange, Gradient
 from feddkd.models import Model
@@ -133,9 +134,9 @@ class Gradients:
         sent, number = stacked(list(sents)), torch.full((1,), step, device=self.store.x.device)
         plan = self._traces.get(key) or self._programme(key, len(sents))
         if key not in self._traces and name == "traced":
-            teach = traced(plan.teach, course.lessons)
+            teach = trimmed(plan.teach, course.lessons)
             said = teach(course.lessons)
-            plan = self._traces[key] = Programme(teach, traced(plan.slopes, sent, course.lessons, said, number))
+            plan = self._traces[key] = Programme(teach, trimmed(plan.slopes, sent, course.lessons, said, number))
         turn = name, id(course)
         if turn not in self._said:
             self._said[turn] = plan.teach(course.lessons)

@@ -44,7 +44,7 @@ class Reading(NamedTuple):
     @property
     def shape(self) -> tuple[tuple[int, int], ...]:
         """(clients, their batch size) for each lesson: runs of the same shape go together."""
-        return tuple((len(group), len(self.lanes[group[0]].batches[0])) for group in self.groups)
+        return tuple((len(group), self.lanes[group[0]].sizes[0]) for group in self.groups)
 
 
 def draw_up(
@@ -63,14 +63,17 @@ def draw_up(
 def _reading(exchange: Exchange, at: int, order: Order, store: Store, norm: bool) -> Reading:
     """The batches are those of the phase's repetitions."""
     repetitions = [order._replace(key=(*order.key[:-1], step)) for step in range(1, exchange.steps + 1)]
-    drawn = [store.lay_out(exchange.phase.reads, [one]) for one in repetitions]
-    lanes = [
-        Lane(at, own[0].client, [lane.batches[0] for lane in own], np.array([lane.keys[0] for lane in own]))
-        for own in zip(*drawn, strict=True)
-    ]
-    sizes = [len(lane.batches[0]) for lane in lanes]
+    drawn, clients = store.lay_out(exchange.phase.reads, repetitions), len(order.cohort)
+    lanes = [_joined(at, drawn[position::clients]) for position in range(clients)]
+    sizes = [lane.sizes[0] for lane in lanes]
     alike = [[at for at, own in enumerate(sizes) if own == size] for size in sorted(set(sizes))]
     return Reading(at, lanes, _weights(exchange, order, store), alike if norm else [list(range(len(lanes)))])
+
+
+def _joined(at: int, lanes: Sequence[Lane]) -> Lane:
+    """A client's repetitions, of one batch each, as batches of one lane."""
+    line, keys = np.concatenate([lane.line for lane in lanes]), np.concatenate([lane.keys for lane in lanes])
+    return Lane(at, lanes[0].client, line, [len(lane.line) for lane in lanes], keys)
 
 
 def _course(
