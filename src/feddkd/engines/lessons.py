@@ -10,7 +10,7 @@ from torch import Tensor
 
 from feddkd.engines import Order
 from feddkd.engines.lanes import Lane, Store, Tape
-from feddkd.engines.work import stacked
+from feddkd.engines.work import Shapes, shapes, stacked
 from feddkd.method import Batch, Collect, Exchange
 from feddkd.params import Groups
 
@@ -31,6 +31,7 @@ class Course(NamedTuple):
     orders: list[int]  # which of the exchange's they are
     clients: list[list[list[int]]]  # lesson -> run -> positions in its cohort
     lessons: list[Lesson]
+    shapes: tuple[Shapes, ...]  # of the lessons' tensors
 
 
 class Reading(NamedTuple):
@@ -91,7 +92,8 @@ def _course(
             _batches(exchange, lanes, store, dtype, shape),
             torch.tensor(weight, dtype=dtype).reshape(shape).to(store.x.device, non_blocking=True),
         ))  # fmt: skip
-    return Course([reading.order for reading in team], clients, lessons)
+    found = tuple((*shapes(lesson.memo), *(tuple(own.shape) for own in (*lesson.batches, lesson.weight))) for lesson in lessons)
+    return Course([reading.order for reading in team], clients, lessons, found)
 
 
 def _batches(exchange: Exchange, lanes: list[Lane], store: Store, dtype: torch.dtype, shape: tuple[int, int]) -> Batch:
