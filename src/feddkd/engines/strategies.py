@@ -118,7 +118,8 @@ class Chooser:
         seconds: dict[str, float] = {}
         for name in names:
             try:
-                seconds[name] = self._first(partial(trial, name), min(seconds.values(), default=0.0), name in WAYS)
+                prepares = name in WAYS or name == "traced"
+                seconds[name] = self._first(partial(trial, name), min(seconds.values(), default=0.0), prepares)
             except InputError:
                 raise
             except Exception as error:
@@ -133,10 +134,11 @@ class Chooser:
                     seconds[name] = min(seconds[name], self._clock(partial(trial, name), steps))
         return seconds
 
-    def _first(self, trial: Callable[[int], object], best: float, records: bool) -> float:
-        """A first impression, after warming up; that itself will do where it took far too long and recorded nothing."""
+    def _first(self, trial: Callable[[int], object], best: float, prepares: bool) -> float:
+        """A first impression, after warming up; that itself will do where it took far too long and nothing was recorded or traced
+        in it, which on a busy machine takes seconds."""
         warm = self._clock(trial, 1)
-        return warm if warm > max(HOPELESS * best, HOPELESS * PATIENCE) and not records and best else self._clock(trial, 1)
+        return warm if warm > max(HOPELESS * best, HOPELESS * PATIENCE) and not prepares and best else self._clock(trial, 1)
 
     def _clock(self, trial: Callable[[int], object], steps: int) -> float:
         wait_for(self.device)
