@@ -109,26 +109,29 @@ class Work:
 Step = Callable[[Groups, Groups, Batch], Groups]  # (sent, carry, batch) -> carry, over lanes
 
 
-def run_vmap(work: Work, carry: Groups, steps: int | None = None, by: Callable[[Work], Step] = lambda work: work.many) -> Groups:
-    """Step by step over all lanes at work; finished lanes leave."""
+def run_vmap(work: Work, carry: Groups, steps: int | None = None, by: Callable[[Work], Step] | None = None) -> Groups:
+    """Step by step over all lanes at work; finished lanes leave. `by` makes programs for the shapes they meet: batches are padded
+    to one width, so that a partial batch is no new shape."""
     finished: list[Groups] = []
+    width = None if by is None else work.tape.indices.shape[2]
     for active, span in work.plateaus():
         if active < lanes_in(carry):
             finished.append(part(carry, active, None))
             carry = part(carry, 0, active)
         here = work.head(active)
         for step in span[:steps]:
-            carry = advance(here, carry, step, active, by(here))
+            carry = advance(here, carry, step, active, here.many if by is None else by(here), width)
         if steps is not None:
             break
     return join([carry, *reversed(finished)])
 
 
-def advance(work: Work, carry: Groups, step: int, active: int, call: Step) -> Groups:
+def advance(work: Work, carry: Groups, step: int, active: int, call: Step, width: int | None = None) -> Groups:
     """One step of all lanes. Batch norm feels padding, so there lanes with batches of different sizes go separately."""
     sizes = work.tape.sizes[step, :active]
     if not work.model.norm_names or (sizes == sizes[0]).all():
-        return call(work.sent, carry, work.read(step, slice(0, active), int(sizes.max())))
+        padded = int(sizes.max()) if width is None or work.model.norm_names else width
+        return call(work.sent, carry, work.read(step, slice(0, active), padded))
     moved: list[Groups | None] = [None] * active
     for size in sorted(set(sizes.tolist())):
         which = [lane for lane in range(active) if sizes[lane] == size]
