@@ -26,7 +26,7 @@ test: $(DONE) ## everything CI runs: format, lint, types, tests
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal  # neighbours share what they compute
 
 docs: $(DONE) ## the documentation as a site: build/site/index.html; nothing is fetched
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

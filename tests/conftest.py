@@ -1,5 +1,6 @@
 """One thread: the networks here are small, and two processes that each spin two threads on two cores wait for each other."""
 
+import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +13,7 @@ from feddkd import prepare
 from feddkd.cli import main
 
 torch.set_num_threads(1)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells let what they start in the background ignore it
 
 with suppress(ImportError):  # a machine with a GPU may have pytest and no more
     from hypothesis import settings

@@ -27,6 +27,11 @@ def experiment(method: str = METHODS["dkd"], **keys: Any) -> Experiment:
     return Experiment(**{"method": method, **tiny, **keys})
 
 
+def pair() -> list[Experiment]:
+    """Two seeds that leave time for a signal."""
+    return [experiment(METHODS["kept with the client"], rounds=12, seed=seed, split_seed=0) for seed in (0, 1)]
+
+
 def content(out: Path) -> dict[str, bytes]:
     """All files of all runs but those that tell the time."""
     found = [path for path in sorted(out.rglob("*")) if path.is_file() and path.name not in ("manifest.json", "timings.jsonl")]

@@ -19,7 +19,6 @@ from pathlib import Path
 import torch
 
 from feddkd.execute import execute
-from feddkd.prepare import prepare
 from interrupted import ENGINES, METHODS, OFTEN, content, experiment
 
 SEED = 0
@@ -59,9 +58,10 @@ def kill(method: str, engine: str, out: Path, after: float) -> bool:
 
 def main(kills: int) -> None:
     torch.set_num_threads(1)
-    prepare(experiment(), None)  # children find data and libraries ready
     began, dice, done, checkpoints = time.perf_counter(), random.Random(SEED), 0, 0
     place = Path(tempfile.mkdtemp(prefix="sigkills-"))
+    # children find data and libraries ready: much of what a run needs is imported with its first gradient
+    execute([experiment(rounds=1)], out=place / "first", engine="serial")
     whole: dict[tuple[str, str], dict[str, bytes]] = {}
     seconds: dict[tuple[str, str], float] = {}
     cells = list(islice(zip(cycle(METHODS), cycle(ENGINES)), min(len(METHODS) * len(ENGINES), max(3, kills // 8))))

@@ -16,7 +16,7 @@ from feddkd import Experiment, InputError, checkpoint
 from feddkd.execute import execute
 from feddkd.lock import Lock
 from feddkd.record import folder_name
-from interrupted import ENGINES, METHODS, OFTEN, content, experiment
+from interrupted import ENGINES, METHODS, OFTEN, content, experiment, pair
 
 
 class CutError(Exception):
@@ -218,38 +218,26 @@ def test_a_lock_can_be_taken_again_once_it_is_given_back(tmp_path: Path) -> None
 SCRIPT = """
 import sys, time
 from pathlib import Path
-from feddkd import Experiment
 from feddkd.execute import execute
 from feddkd.halt import Halted
 from feddkd.session import Every
-runs = [Experiment(method={method!r}, partition="dirichlet(alpha=0.5)", model="mlp(hidden='8')", clients=5, cohort=2, rounds=12,
-                   seed=seed, split_seed=0) for seed in (0, 1)]
+from interrupted import pair
 def told(index, row):
     print(row["round"], flush=True)
-    time.sleep({slow})
+    time.sleep(0.1)
 try:
-    execute(runs, out=Path(sys.argv[1]), engine="serial", every=Every(rounds={rounds}), on_row=told)
+    execute(pair(), out=Path(sys.argv[1]), engine="serial", every=Every(rounds=1000), on_row=told)
 except Halted as halted:
     print(halted, flush=True)
     sys.exit(halted.status)
 """
 
 
-def start(out: Path, slow: float = 0.0, rounds: int = 1) -> "subprocess.Popen[str]":
-    script = SCRIPT.format(method=METHODS["kept with the client"], slow=slow, rounds=rounds)
-    return subprocess.Popen([sys.executable, "-c", script, str(out)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def finish(process: "subprocess.Popen[str]") -> tuple[int, str]:
-    text, _ = process.communicate(timeout=120)
-    return process.returncode, text
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the script leaves when nobody disturbs it."""
     out = tmp_path_factory.mktemp("whole")
-    assert finish(start(out))[0] == 0
+    execute(pair(), out=out, engine="serial", every=OFTEN)
     return out
 
 
@@ -257,17 +245,20 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_signal_lets_the_round_end_and_the_next_start_goes_on(
     number: signal.Signals, status: int, tmp_path: Path, whole: Path
 ) -> None:
-    process = start(tmp_path / "cut", slow=0.1, rounds=1000)
-    assert process.stdout is not None
-    while "4" not in process.stdout.readline():
-        pass
-    process.send_signal(number)
-    code, text = finish(process)
-    assert code == status
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "cut")]
+    with subprocess.Popen(
+        command, cwd=Path(__file__).parent, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None
+        while "4" not in process.stdout.readline():
+            pass
+        process.send_signal(number)
+        text, _ = process.communicate(timeout=120)
+    assert process.returncode == status
     assert "stopped after round" in text
-    code, text = finish(start(tmp_path / "cut"))
-    assert code == 0
-    assert "4" not in text.split()
+    seen: list[int] = []
+    execute(pair(), out=tmp_path / "cut", engine="serial", every=OFTEN, on_row=lambda index, row: seen.append(row["round"]))
+    assert 4 not in seen
     assert content(tmp_path / "cut") == content(whole)
 
 

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._functorch.compile_utils import fx_graph_cse
+from torch._guards import TracingContext, tracing
+from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import fold, pad
@@ -29,7 +31,8 @@ def traced(function: Callable[..., Any], *example: Any) -> GraphModule:
         aten.convolution_backward.default: _convolution_backward,
     }
     example = tree_map(torch.detach, example)  # one tensor at two places would be taken for one input for ever
-    module = make_fx(lambda *inputs: function(*inputs), decomposition_table=table)(*example)
+    with tracing(TracingContext(FakeTensorMode())):  # every operation notes its shape in one; else each would make its own
+        module = make_fx(lambda *inputs: function(*inputs), decomposition_table=table)(*example)
     lean = fx_graph_cse(module.graph)  # forward and backward read the same patches: cut them once
     lean.set_codegen(module.graph._codegen)  # how nested inputs are taken apart
     module.graph = lean

@@ -116,14 +116,16 @@ class Work:
             carry = self.many(sent, carry, batch)
         return carry
 
-    def plateaus(self) -> Iterator[tuple[int, int | None, range]]:
+    def plateaus(self, padded: bool = False) -> Iterator[tuple[int, int | None, range]]:
         """(lanes at work, width of their batches, steps for which it is those). Width None: batch norm, which feels padding,
-        and batches of different sizes in one step."""
+        and batches of different sizes in one step. Padded: without batch norm all batches are of one width, so that a partial
+        one is no new shape."""
 
         def kind(step: int) -> tuple[int, int | None]:
             sizes = self.tape.sizes[step, : self.tape.active[step]]
-            even = not self.model.norm_names or (sizes == sizes[0]).all()
-            return len(sizes), int(sizes.max()) if even else None
+            if not self.model.norm_names:
+                return len(sizes), self.tape.indices.shape[2] if padded else int(sizes.max())
+            return len(sizes), int(sizes[0]) if (sizes == sizes[0]).all() else None
 
         for (active, width), steps in groupby(range(len(self.tape.active)), key=kind):
             at = list(steps)
@@ -133,19 +135,21 @@ class Work:
 Walk = Callable[[Groups, Groups, Iterable[Batch]], Groups]  # (sent, carry, batches of equal size) -> carry, over lanes
 
 
-def run_vmap(work: Work, carry: Groups, steps: int | None = None, by: Callable[[Work], Walk] = lambda work: work.walk) -> Groups:
-    """Step by step over all lanes at work, so many steps or all of them; finished lanes leave."""
+def run_vmap(work: Work, carry: Groups, steps: int | None = None, by: Callable[[Work], Walk] | None = None) -> Groups:
+    """Step by step over all lanes at work, so many steps or all of them; finished lanes leave. `by` makes programs for the shapes
+    that they meet."""
     finished: list[Groups] = []
-    for active, width, span in work.plateaus():
+    for active, width, span in work.plateaus(padded=by is not None):
         if active < lanes_in(carry):
             finished.append(part(carry, active, None))
             carry = part(carry, 0, active)
         here, span = work.head(active), span[:steps]
+        walk = here.walk if by is None else by(here)
         if width is None:
             for step in span:
-                carry = advance(here, carry, step, active, by(here))
+                carry = advance(here, carry, step, active, walk)
         else:
-            carry = by(here)(here.sent, carry, here.read_on(span, active, width))
+            carry = walk(here.sent, carry, here.read_on(span, active, width))
         steps = None if steps is None else steps - len(span)
         if steps == 0:
             break

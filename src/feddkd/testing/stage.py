@@ -1,6 +1,7 @@
 """A small federation to try a method on: clients of unequal size and with unlike labels, partial batches, public data."""
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -56,8 +57,7 @@ def rehearse(
     """
     chosen = parse(method) if isinstance(method, str) else method
     chosen.check_order()
-    with torch.random.fork_rng(devices=[]):  # layers draw their first weights as they are made
-        model = functional(build(network))
+    model = _model(network)
     chosen = dress(chosen.fitted(model))
     federations = [federation(chosen, seed) for seed in worlds or seeds]
     starts = [
@@ -74,6 +74,13 @@ def rehearse(
         return Played([run.state for run in runs], dict(getattr(host, "memos", {})), rows)
     finally:
         host.close()
+
+
+@cache
+def _model(network: Network) -> Model:
+    """Made once: it holds no numbers."""
+    with torch.random.fork_rng(devices=[]):  # layers draw their first weights as they are made
+        return functional(build(network))
 
 
 def _start(method: Method, model: Model, world: Federation, number: int, seed: int) -> tuple[Groups, Groups]:
