@@ -311,7 +311,7 @@ def test_a_round_that_is_undone_and_played_again_counts_once(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second round of three is taken for bad though it is not: played again, client by client, it is what it was."""
-    changes = {"rounds": 3, "cohort": 2}
+    changes: dict[str, Any] = {"rounds": 3, "cohort": 2}
     serial(tmp_path / "serial", f"{method} | {DKD}", **changes)
     verdicts = iter([True, False, True])
     monkeypatch.setattr("feddkd.rounds._good", lambda turns: [next(verdicts)])

@@ -38,6 +38,7 @@ from flwr.superlink.grid.http_grid import HttpGrid
 from feddkd.engines.letters import bound
 from feddkd.errors import InputError, NobodyAnsweredError
 from feddkd.flower.credentials import AUTHORITY, CERTIFICATE, PRIVATE
+from feddkd.flower.door import Key
 from feddkd.flower.processes import Processes
 from feddkd.flower.supernode import beat
 
@@ -78,7 +79,7 @@ class Superlink:
         file.write_bytes(self._secret)
         memory = ["--database", self.folder / "superlink.db"] if self.lasting else []
         self.processes.start("superlink", [
-            sys.executable, "-c", "from flwr.superlink.cli import flower_superlink; flower_superlink()",
+            sys.executable, "-m", "feddkd.flower.door",
             "--host", self.host, "--port", str(self.port), "--ssl-certfile", self.folder / CERTIFICATE,
             "--ssl-keyfile", self.folder / PRIVATE, "--ssl-ca-certfile", self.folder / AUTHORITY, "--enable-supernode-auth",
             "--isolation", "process", "--superexec-auth-secret-file", file, "--disable-runtime-dependency-installation", *memory,
@@ -146,7 +147,8 @@ class Superlink:
         return (self.folder / AUTHORITY).read_bytes()
 
     def _control(self) -> ControlHttpClient:
-        return self._open(ControlHttpClient, CliClientHttpInterceptor(), RuntimeVersionHttpInterceptor(component_name="flwr CLI"))
+        version = RuntimeVersionHttpInterceptor(component_name="flwr CLI")
+        return self._open(ControlHttpClient, CliClientHttpInterceptor(), version, Key(self._secret))
 
     def _open(self, kind: type[Client], *interceptors: ProtobufClientInterceptor) -> Client:
         return kind.from_server_address(self._address, False, self._authority, list(interceptors))
