@@ -187,6 +187,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="four nodes, six rounds, digits: to see that it works")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "federation.json")
     given = parser.parse_args()
+    (given.out.parent / "pictures").mkdir(parents=True, exist_ok=True)
     experiment = DIGITS if given.small else LETTERS
     last, scale = experiment.clients - 1, experiment.rounds // 5
     blows = [Blow(last, scale, "train.distil", 3, False), Blow(1, 2 * scale, "train.local", 1, True)]
@@ -212,7 +213,6 @@ def main() -> None:
     kept = json.loads(json.dumps(kept))
     given.out.write_text(json.dumps(kept) + "\n", encoding="utf-8")
     given.out.with_suffix(".md").write_text(page(kept), encoding="utf-8")
-    (given.out.parent / "pictures").mkdir(exist_ok=True)
     draw(kept, given.out.parent / "pictures" / "federation.png")
 
 

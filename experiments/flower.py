@@ -9,6 +9,7 @@ made of it, docs/flower-table.md. Nobody else should be using the machine meanwh
 import argparse
 import asyncio
 import json
+import math
 import os
 import statistics
 import sys
@@ -169,7 +170,7 @@ def page(kept: dict[str, Any]) -> str:
 
 
 def _quantile(values: Sequence[float], share: float) -> float:
-    return sorted(values)[min(int(share * len(values)), len(values) - 1)]
+    return sorted(values)[math.ceil(share * len(values)) - 1]
 
 
 PAGE = """\
@@ -177,7 +178,8 @@ PAGE = """\
 # What a federation costs
 
 FedDKD with J = {steps} on the digits, a perceptron of 1,228,840 bytes, one client a node, everything on one machine over
-loopback, with TLS and node authentication: `{command}`, flwr {flwr}, {cores} cores, load average {load[0]} before and {load[1]} after it.
+loopback, with TLS and node authentication: `{command}`, flwr {flwr}, {cores} cores, load average {load[0]} before and {load[1]}
+after it.
 
 {table}
 An exchange is timed at the server, from the push to the last answer; a round is {steps} + 1 of them, evaluation and record.

@@ -44,7 +44,7 @@ class Deployment:
 
 
 @contextmanager
-def deployed(nodes: int, data: Path | None = None, way: Callable[[int], int] = lambda port: port) -> Iterator[Deployment]:
+def deployed(nodes: int, data: Path | None = None, *, way: Callable[[int], int] = lambda port: port) -> Iterator[Deployment]:
     """A federation on this machine, for as long as the block lasts. `way`: a port that leads nodes to the SuperLink's."""
     with tempfile.TemporaryDirectory(prefix="feddkd-") as name, Processes(Path(name)) as processes:
         folder = Path(name)

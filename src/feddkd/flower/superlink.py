@@ -39,7 +39,7 @@ from feddkd.engines.letters import bound
 from feddkd.errors import InputError, NobodyAnsweredError
 from feddkd.flower.credentials import AUTHORITY, CERTIFICATE, PRIVATE
 from feddkd.flower.door import Key
-from feddkd.flower.processes import Processes
+from feddkd.flower.processes import Processes, check_free
 from feddkd.flower.supernode import beat
 
 Client = TypeVar("Client", bound=ProtobufClient)
@@ -74,6 +74,7 @@ class Superlink:
 
     def start(self) -> None:
         """With TLS and nodes that must show who they are; returns once it answers."""
+        check_free(self.host, self.port)
         file = self.folder / "superexec.secret"
         file.touch(mode=0o600)
         file.write_bytes(self._secret)

@@ -30,6 +30,7 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 
 from feddkd.flower.apps import NodeApp
 from feddkd.flower.desk import Load
+from feddkd.flower.processes import check_free
 
 log = logging.getLogger(__name__)
 
@@ -107,6 +108,7 @@ def run_node(
     superlink: str, port: int, key: Path, authority: Path, part: int, parts: int, data: Path | None, load: Load | None = None
 ) -> None:
     """Be a SuperNode until somebody ends it. Its own port is for this process alone: whoever else asks there lacks the secret."""
+    check_free("127.0.0.1", port)
     with TemporaryDirectory(prefix="feddkd-") as folder:
         secret, file = secrets.token_bytes(32), Path(folder) / "secret"
         file.touch(mode=0o600)
