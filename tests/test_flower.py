@@ -260,6 +260,16 @@ def test_who_has_not_joined_is_named_and_why(tmp_path: Path) -> None:
         flower(tmp_path, FEDDKD, grid)
 
 
+def test_a_node_with_fewer_classes_than_the_federation_takes_part(tmp_path: Path) -> None:
+    """A hospital may hold some of the classes alone. Labels beyond those promised are another matter: see above."""
+
+    def load(context: Context) -> tuple[Tensor, Tensor]:
+        return torch.ones(4, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 1, 0, 1])
+
+    flower(tmp_path, FEDDKD, Double(NodeApp(load), 3))
+    assert ["missing" in row for row in rows(tmp_path)] == [False, False]
+
+
 def test_two_nodes_cannot_be_one_client(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="two nodes stand for client 0"):
         flower(tmp_path, FEDDKD, Double(NodeApp(), 3, configs={2: {"partition-id": 0}}))

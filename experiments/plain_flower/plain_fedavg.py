@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
@@ -31,7 +32,7 @@ def train(message: Message, context: Context) -> Message:
     optimiser = torch.optim.SGD(net.parameters(), 0.1)
     for at in range(0, len(x), 32):
         optimiser.zero_grad()
-        nn.functional.cross_entropy(net(x[at : at + 32]), y[at : at + 32]).backward()
+        nn.functional.cross_entropy(net(x[at : at + 32]), y[at : at + 32]).backward()  # type: ignore[no-untyped-call]
         optimiser.step()
     arrays, metrics = ArrayRecord(net.state_dict()), MetricRecord({"num-examples": len(x)})
     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
@@ -44,12 +45,12 @@ class Timed(FedAvg):
         super().__init__(fraction_evaluate=0.0, min_available_nodes=nodes, min_train_nodes=nodes)
         self.times: list[float] = []
 
-    def configure_train(self, *told: object) -> Iterable[Message]:
+    def configure_train(self, *told: Any) -> Iterable[Message]:
         messages = super().configure_train(*told)  # waits until all nodes are there
         self.times = self.times or [time.perf_counter()]
         return messages
 
-    def aggregate_train(self, *told: object) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def aggregate_train(self, *told: Any) -> tuple[ArrayRecord | None, MetricRecord | None]:
         found = super().aggregate_train(*told)
         self.times.append(time.perf_counter())
         return found
