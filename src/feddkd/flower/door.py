@@ -3,6 +3,8 @@
 Flower reads a request to its end, however long it is, before it asks who sent it; and it lets anybody who reaches the SuperLink
 register keys. Both are settled here, before Flower sees a request. Without the secret there is the fleet's part of the
 interface, which asks nodes for their keys, and the runtime's, which asks for a token.
+
+A process of its own runs this file, without the rest of the package: a SuperLink needs no torch.
 """
 
 import hmac
@@ -11,22 +13,16 @@ from pathlib import Path
 
 import httpx
 from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
-from flwr.superlink import extensions
-from flwr.superlink.cli import flower_superlink
-from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-from feddkd.engines.wire import MOST
 
 HEADER = "x-feddkd-secret"
 OPEN = ("/v1/fleet/", "/v1/runtime/", "/health")
-MORE = 1 << 20  # bytes of a request besides the tensors
 
 
 class Door:
     """An ASGI application around another."""
 
-    def __init__(self, app: ASGIApp, secret: bytes, most: int = MOST + MORE) -> None:
+    def __init__(self, app: ASGIApp, secret: bytes, most: int) -> None:
         self._app, self._secret, self._most = app, _spelled(secret), most
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -75,6 +71,11 @@ def _spelled(secret: bytes) -> bytes:
 
 
 if __name__ == "__main__":
+    from flwr.superlink import extensions
+    from flwr.superlink.cli import flower_superlink
+    from starlette.middleware import Middleware
+
+    most = int(sys.argv.pop(1))
     secret = Path(sys.argv[sys.argv.index("--superexec-auth-secret-file") + 1]).read_bytes()
-    extensions.get_middleware = lambda: (Middleware(Door, secret=secret),)
+    extensions.get_middleware = lambda: (Middleware(Door, secret=secret, most=most),)
     flower_superlink()

@@ -36,14 +36,16 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 
 from feddkd.engines.letters import bound
+from feddkd.engines.wire import MOST
 from feddkd.errors import InputError, NobodyAnsweredError
+from feddkd.flower import door
 from feddkd.flower.credentials import AUTHORITY, CERTIFICATE, PRIVATE
-from feddkd.flower.door import Key
 from feddkd.flower.processes import Processes, check_free
 from feddkd.flower.supernode import beat
 
 Client = TypeVar("Client", bound=ProtobufClient)
 READY = 30.0  # seconds for a SuperLink to come up, or back
+MORE = 1 << 20  # bytes of a request besides the tensors
 PYPROJECT = """\
 [project]
 name = "feddkd-app"
@@ -80,7 +82,7 @@ class Superlink:
         file.write_bytes(self._secret)
         memory = ["--database", self.folder / "superlink.db"] if self.lasting else []
         self.processes.start("superlink", [
-            sys.executable, "-m", "feddkd.flower.door",
+            sys.executable, "-P", door.__file__, MOST + MORE,
             "--host", self.host, "--port", str(self.port), "--ssl-certfile", self.folder / CERTIFICATE,
             "--ssl-keyfile", self.folder / PRIVATE, "--ssl-ca-certfile", self.folder / AUTHORITY, "--enable-supernode-auth",
             "--isolation", "process", "--superexec-auth-secret-file", file, "--disable-runtime-dependency-installation", *memory,
@@ -149,7 +151,7 @@ class Superlink:
 
     def _control(self) -> ControlHttpClient:
         version = RuntimeVersionHttpInterceptor(component_name="flwr CLI")
-        return self._open(ControlHttpClient, CliClientHttpInterceptor(), version, Key(self._secret))
+        return self._open(ControlHttpClient, CliClientHttpInterceptor(), version, door.Key(self._secret))
 
     def _open(self, kind: type[Client], *interceptors: ProtobufClientInterceptor) -> Client:
         return kind.from_server_address(self._address, False, self._authority, list(interceptors))
