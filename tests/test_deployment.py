@@ -245,16 +245,28 @@ def test_strangers_are_refused(deployment: Deployment, tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
 def test_up_leaves_no_process_behind(number: signal.Signals, tmp_path: Path) -> None:
     (tmp_path / "tiny.toml").write_text(f"method = '{FEDDKD}'\nclients = 2\nrounds = 500\n")
-    command = [sys.executable, "-m", "feddkd.cli", "flower", "up", "tiny.toml", "--nodes", "2"]
-    up = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE)
-    until(lambda: bool(list(tmp_path.glob("runs/*/rounds.jsonl"))))
-    started = children(up.pid)
-    assert len(started) == 3
-    up.send_signal(number)
-    told = up.communicate(timeout=60)[1].decode()
-    assert up.returncode == (-9 if number == signal.SIGKILL else 128 + number)
-    assert number == signal.SIGKILL or "stopped after round" in told
-    assert gone(started, 20.0)
+    command = [
+        sys.executable,
+        "-m",
+        "feddkd.cli",
+        "flower",
+        "up",
+        tmp_path / "tiny.toml",
+        "--nodes",
+        2,
+        "--out",
+        tmp_path / "runs",
+    ]
+    with Processes(tmp_path) as processes:
+        processes.start("up", command)
+        up = processes.running["up"]
+        until(lambda: bool(list(tmp_path.glob("runs/*/rounds.jsonl"))))
+        started = children(up.pid)
+        assert len(started) == 3
+        up.send_signal(number)
+        assert up.wait(120) == (-9 if number == signal.SIGKILL else 128 + number)
+        assert number == signal.SIGKILL or "stopped after round" in processes.log("up").read_text()
+        assert gone(started, 20.0)
 
 
 @pytest.mark.federation
