@@ -20,6 +20,7 @@ GATHERING = ("tests/test_gathering.py",)
 PRIVACY = ("tests/test_privacy.py",)
 FAULTS = ("tests/test_faults.py",)
 FLOWER = ("tests/test_flower.py",)
+DOOR = ("tests/test_door.py",)
 
 
 class Mutant(NamedTuple):
@@ -134,6 +135,9 @@ MUTANTS = [
     Mutant("a node takes what it finds for what it should hold", "flower/desk.py",
            "if expected not in (FIRST, NOTHING, *held):",
            "if expected not in held:\n        expected = FIRST\n    if False:", FLOWER),
+    Mutant("anybody gets to a SuperLink's controls", "flower/door.py",
+           """if not scope["path"].startswith(OPEN)""", """if False""", DOOR),
+    Mutant("requests of unknown length have no end", "flower/door.py", "if seen <= most", "if True", DOOR),
     Mutant("uploads over the wire are not looked at", "engines/flower.py",
            "check(upload, pattern, finite=training)", "None", FLOWER),
     Mutant("a client that has not begun holds nothing", "engines/flower.py",
