@@ -33,7 +33,7 @@ from feddkd.rounds import Row
 ROOT = Path(__file__).parent.parent
 LETTERS = Experiment(
     method="fedavg(epochs=1, batch_size=64, lr=0.1, momentum=0.1, nesterov=True) | dkd(steps=5, batch_size=64, lr=0.2)",
-    data="emnist", partition="dirichlet(alpha=0.3)", model="femnist_cnn", clients=8, rounds=20, training=0.05,
+    data="emnist", partition="dirichlet(alpha=0.3)", model="mlp(hidden='200')", clients=8, rounds=20, training=0.2,
 )  # fmt: skip
 DIGITS = replace(LETTERS, data="digits", model="mlp(hidden='64')", clients=4, rounds=6, training=0.5)
 DEADLINE = 40.0  # seconds; a node that was killed is waited for as long, once
