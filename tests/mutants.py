@@ -20,6 +20,7 @@ GATHERING = ("tests/test_gathering.py",)
 PRIVACY = ("tests/test_privacy.py",)
 FAULTS = ("tests/test_faults.py",)
 FLOWER = ("tests/test_flower.py",)
+DOOR = ("tests/test_door.py",)
 
 
 class Mutant(NamedTuple):
@@ -128,14 +129,21 @@ MUTANTS = [
     Mutant("a checkpoint without the clients' memos", "checkpoint.py",
            "for client, memo in snapshot.memos.items()}", "for client, memo in ()}", ("tests/test_resume.py",)),
     Mutant("a node forgets at once what it held before", "flower/desk.py",
-           "now = {name: held[name] for name in (expected,) if name in held}", "now: Kept = {}", FLOWER),
+           """for name in (expected, page["before"]) if name in held}""", "for name in ()}", FLOWER),
+    Mutant("a node forgets what it held when the round began", "flower/desk.py",
+           """(expected, page["before"])""", "(expected,)", FLOWER),
+    Mutant("a round played again is taken for one that goes on", "engines/flower.py",
+           "self._round, self._memo = 0, self._before[0]", "pass", FLOWER),
     Mutant("a node takes what it finds for what it should hold", "flower/desk.py",
            "if expected not in (FIRST, NOTHING, *held):",
            "if expected not in held:\n        expected = FIRST\n    if False:", FLOWER),
+    Mutant("anybody gets to a SuperLink's controls", "flower/door.py",
+           """if not scope["path"].startswith(OPEN)""", """if False""", DOOR),
+    Mutant("requests of unknown length have no end", "flower/door.py", "if seen <= most", "if True", DOOR),
     Mutant("uploads over the wire are not looked at", "engines/flower.py",
            "check(upload, pattern, finite=training)", "None", FLOWER),
     Mutant("a client that has not begun holds nothing", "engines/flower.py",
-           "self.held.get(client, FIRST)}", "self.held.get(client, FIRST) or NOTHING}", FLOWER),
+           """{"expects": self.held.get(client, FIRST),""", """{"expects": self.held.get(client, FIRST) or NOTHING,""", FLOWER),
     Mutant("a confusion matrix lies on its side", "evaluate.py",
            "(true * present[:, None]).T @ taken", "(taken * present[:, None]).T @ true", ("tests/test_page.py",)),
     Mutant("a name in a record may end the script it stands in", "page/__init__.py",

@@ -2,6 +2,8 @@
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,6 +74,36 @@ def test_flower_and_the_accountant_stay_in_their_rooms_and_torchvision_out(path:
     assert "torchvision" not in roots
     assert "flwr" not in roots or path in FLOWER
     assert "dp_accounting" not in roots or path == SOURCE / "privacy.py"
+
+
+WITHOUT_FLOWER = """
+import importlib, sys
+sys.modules["flwr"] = None
+for name in sys.argv[1:]:
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if "flwr" in error.name:
+            raise
+from feddkd.cli import main
+sys.argv = ["feddkd", "run", "tiny.toml"]
+try:
+    main()
+except SystemExit as end:
+    assert not end.code
+sys.argv = ["feddkd", "flower", "up", "tiny.toml"]
+main()
+"""
+
+
+def test_without_flower_there_is_everything_but_flower(tmp_path: Path) -> None:
+    """Every module can be imported and every command but `flower` works; that one says what it needs."""
+    modules = [".".join(("feddkd", *path.relative_to(SOURCE).with_suffix("").parts)) for path in FILES if path not in FLOWER]
+    (tmp_path / "tiny.toml").write_text("method = 'fedavg(epochs=1)'\nclients = 2\nrounds = 1\n")
+    command = [sys.executable, "-c", WITHOUT_FLOWER, *(name for name in modules if not name.endswith("__main__"))]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.stderr.splitlines()[-1].endswith("this needs Flower: pip install 'feddkd[flower]'"), done.stderr
+    assert done.returncode == 2
 
 
 def test_no_room_is_without_a_name_of_its_own() -> None:

@@ -144,6 +144,55 @@ def test_a_superlink_that_is_gone_ends_the_run_and_the_server_resumes_with_anoth
     check_same(tmp_path / "serial", tmp_path / "flower")
 
 
+@pytest.mark.federation
+def test_a_server_that_is_killed_and_started_again_goes_on_with_the_nodes_that_waited(tmp_path: Path) -> None:
+    """As systemd would, by the commands for real machines. SCAFFOLD's clients still hold what they held."""
+    changes = {**TWO, "method": f"scaffold({LOCAL}) | {DKD}", "rounds": 3}
+    execute([Experiment(**changes)], out=tmp_path / "serial", engine="serial")
+    (tmp_path / "tiny.toml").write_text("\n".join(f"{key} = {value!r}" for key, value in changes.items()))
+    make_server(tmp_path / "fed", ["localhost"])
+    feddkd, port = [sys.executable, "-m", "feddkd.cli", "flower"], free_port()
+    places = ["--folder", tmp_path / "fed", "--keys", tmp_path, "--out", tmp_path / "runs", "--host", "127.0.0.1"]
+    server = [*feddkd, "server", tmp_path / "tiny.toml", *places, "--port", port, "--deadline", 60, "--join", 120]
+
+    def played(rounds: int) -> bool:
+        return any(len(path.read_text().splitlines()) >= rounds for path in tmp_path.glob("runs/*/rounds.jsonl"))
+
+    with Processes(tmp_path) as processes:
+        for part in range(2):
+            make_node(tmp_path / f"node{part}")
+        processes.start("server", server)
+        until(lambda: words(tmp_path / "fed" / "superlink.log").count("Created node_id") == 2)  # both keys are known
+        for part in range(2):
+            own = ["--key", tmp_path / f"node{part}", "--authority", tmp_path / "fed" / AUTHORITY, "--port", free_port()]
+            processes.start(f"node{part}", [*feddkd, "client", f"127.0.0.1:{port}", "--part", part, "--parts", 2, *own])
+        until(lambda: played(1))
+        links = children(processes.running["server"].pid)
+        processes.end("server", by=signal.SIGKILL)
+        assert gone(links, 20.0)
+        assert not played(3)
+        processes.start("server", server)
+        until(lambda: bool(list(tmp_path.glob("runs/*/summary.json"))))
+        processes.running.pop("server").wait(60)
+        processes.check()  # the nodes have been there all the time
+    check_same(tmp_path / "serial", tmp_path / "runs")
+
+
+def until(done: Callable[[], bool], seconds: float = 180.0) -> None:
+    limit = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < limit
+        time.sleep(0.1)
+
+
+def words(log: Path) -> str:
+    return log.read_text() if log.exists() else ""
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 class Cut(Exception):  # noqa: N818  # nothing went wrong
     pass
 
@@ -196,18 +245,28 @@ def test_strangers_are_refused(deployment: Deployment, tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
 def test_up_leaves_no_process_behind(number: signal.Signals, tmp_path: Path) -> None:
     (tmp_path / "tiny.toml").write_text(f"method = '{FEDDKD}'\nclients = 2\nrounds = 500\n")
-    command = [sys.executable, "-m", "feddkd.cli", "flower", "up", "tiny.toml", "--nodes", "2"]
-    up = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE)
-    limit = time.monotonic() + 90
-    while not list(tmp_path.glob("runs/*/rounds.jsonl")) and time.monotonic() < limit:
-        time.sleep(0.2)
-    children = [int(pid) for pid in Path(f"/proc/{up.pid}/task/{up.pid}/children").read_text().split()]
-    assert len(children) == 3
-    up.send_signal(number)
-    told = up.communicate(timeout=60)[1].decode()
-    assert up.returncode == (-9 if number == signal.SIGKILL else 128 + number)
-    assert number == signal.SIGKILL or "stopped after round" in told
-    assert gone(children, 20.0)
+    command = [
+        sys.executable,
+        "-m",
+        "feddkd.cli",
+        "flower",
+        "up",
+        tmp_path / "tiny.toml",
+        "--nodes",
+        2,
+        "--out",
+        tmp_path / "runs",
+    ]
+    with Processes(tmp_path) as processes:
+        processes.start("up", command)
+        up = processes.running["up"]
+        until(lambda: bool(list(tmp_path.glob("runs/*/rounds.jsonl"))))
+        started = children(up.pid)
+        assert len(started) == 3
+        up.send_signal(number)
+        assert up.wait(120) == (-9 if number == signal.SIGKILL else 128 + number)
+        assert number == signal.SIGKILL or "stopped after round" in processes.log("up").read_text()
+        assert gone(started, 20.0)
 
 
 @pytest.mark.federation

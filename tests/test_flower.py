@@ -260,6 +260,16 @@ def test_who_has_not_joined_is_named_and_why(tmp_path: Path) -> None:
         flower(tmp_path, FEDDKD, grid)
 
 
+def test_a_node_with_fewer_classes_than_the_federation_takes_part(tmp_path: Path) -> None:
+    """A hospital may hold some of the classes alone. Labels beyond those promised are another matter: see above."""
+
+    def load(context: Context) -> tuple[Tensor, Tensor]:
+        return torch.ones(4, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 1, 0, 1])
+
+    flower(tmp_path, FEDDKD, Double(NodeApp(load), 3))
+    assert ["missing" in row for row in rows(tmp_path)] == [False, False]
+
+
 def test_two_nodes_cannot_be_one_client(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="two nodes stand for client 0"):
         flower(tmp_path, FEDDKD, Double(NodeApp(), 3, configs={2: {"partition-id": 0}}))
@@ -272,11 +282,11 @@ class Cut(Exception):  # noqa: N818  # nothing went wrong
     pass
 
 
-def cut_short(folder: Path, method: str, grid: Double, **changes: Any) -> None:
-    """Stop in the second round's training."""
+def cut_short(folder: Path, method: str, grid: Double, exchange: str = "2, 0, 1", **changes: Any) -> None:
+    """Stop in an exchange: round, phase, step. Unless said, in the second round's training."""
 
     def tamper(part: int, asked: Message, reply: Message) -> Message:
-        if '"key": [3, 2, 0, 1]' in str(asked.content.config_records["page"]["json"]):
+        if f'"key": [3, {exchange}]' in str(asked.content.config_records["page"]["json"]):
             raise Cut
         return reply
 
@@ -286,13 +296,13 @@ def cut_short(folder: Path, method: str, grid: Double, **changes: Any) -> None:
     grid.tamper = lambda part, asked, reply: reply
 
 
-@pytest.mark.parametrize("method", [FEDDKD, f"fedbn({LOCAL}) | {DKD}"], ids=["fedavg | dkd", "fedbn | dkd"])
-def test_a_server_goes_on_from_its_checkpoint_with_the_same_numbers(method: str, tmp_path: Path) -> None:
-    changes = NORM if "fedbn" in method else {}
-    serial(tmp_path / "serial", method, **changes)
+@pytest.mark.parametrize("exchange", ["2, 0, 1", "2, 1, 2"], ids=["in training", "in the second step of DKD"])
+@pytest.mark.parametrize("method", [FEDDKD, f"scaffold({LOCAL}) | {DKD}"], ids=["fedavg | dkd", "scaffold | dkd"])
+def test_a_server_goes_on_from_its_checkpoint_with_the_same_numbers(method: str, exchange: str, tmp_path: Path) -> None:
+    serial(tmp_path / "serial", method)
     grid = Double(NodeApp(), 3)
-    cut_short(tmp_path / "flower", method, grid, **changes)
-    flower(tmp_path / "flower", method, grid, **changes)
+    cut_short(tmp_path / "flower", method, grid, exchange)
+    flower(tmp_path / "flower", method, grid)
     check_same(tmp_path / "serial", tmp_path / "flower")
 
 
@@ -301,3 +311,47 @@ def test_nodes_that_have_forgotten_begin_anew_and_it_is_said(tmp_path: Path, cap
     flower(tmp_path, f"fedbn({LOCAL})", **NORM)
     assert all(f"client {client} no longer holds what it kept; it begins anew" in caplog.text for client in range(3))
     assert len(rows(tmp_path)) == 2
+
+
+# --- a round that went bad
+
+
+@pytest.mark.parametrize("method", [METHODS[0], METHODS[2]], ids=["fedavg", "scaffold"])
+def test_a_round_that_is_undone_and_played_again_counts_once(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second round of three is taken for bad though it is not: played again, client by client, it is what it was."""
+    changes: dict[str, Any] = {"rounds": 3, "cohort": 2}
+    serial(tmp_path / "serial", f"{method} | {DKD}", **changes)
+    verdicts = iter([True, False, True])
+    monkeypatch.setattr("feddkd.rounds._good", lambda turns: [next(verdicts)])
+    grid = flower(tmp_path / "flower", f"{method} | {DKD}", **changes)
+    check_same(tmp_path / "serial", tmp_path / "flower")
+    assert len([kind for _, kind in grid.traffic if kind == "train.local"]) == 2 * (3 + 1)
+
+
+def test_who_fell_out_of_a_round_takes_part_when_the_next_is_played_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it held in the round before is forgotten when the next begins: nobody may ask for it when that begins again."""
+    verdicts = iter([True, False])
+    monkeypatch.setattr("feddkd.rounds._good", lambda turns: [next(verdicts)])
+    flower(tmp_path, FEDDKD, spoiling(FAULTS["no reply"], 1, (1, 1, 2)))
+    assert [row.get("missing") for row in rows(tmp_path)] == [[["distil", 2, 1, "drop"]], None]
+    assert "lost" not in caplog.text
+
+
+def test_a_client_that_sends_bad_numbers_is_left_out_as_on_serial(tmp_path: Path) -> None:
+    """There the round is undone and played again without it; here its upload is refused at the door."""
+    method, absent = f"scaffold({LOCAL}) | {DKD}", tmp_path / "absent.csv"
+    absent.write_text("round,client,phase,step,event\n1,1,distil,2,drop\n")
+    serial(tmp_path / "serial", method, availability=f"trace(file='{absent}')")
+    flower(tmp_path / "flower", method, spoiling(FAULTS["infinite"], 1, (1, 1, 2)))
+    check_same(tmp_path / "serial", tmp_path / "flower")
+
+
+def test_a_run_that_diverges_for_all_ends_and_says_where_and_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    flower(tmp_path, "fedavg(epochs=1) | dkd(steps=2, batch_size=16, lr=1e308)")
+    (record,) = find(tmp_path, begun=True)
+    assert "nobody answered phase 'distil', step 2, in round 1" in record.manifest["ended"]
+    assert caplog.text.count("holds NaN or infinite numbers") == 3

@@ -1,5 +1,6 @@
 """feddkd flower: its commands and what they say when something is wrong; certificates, keys, the app for one's own data."""
 
+import socket
 import stat
 import sys
 from pathlib import Path
@@ -30,6 +31,12 @@ def feddkd(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
 WRONG = {
     "up tiny.toml --nodes 3": "3 nodes are more than the 2 clients",
     "up none.toml": "none.toml",
+    "up tiny.toml --nodes 0": "--nodes",
+    "up tiny.toml --nodes two": "--nodes",
+    "up odd.toml": "fedodd",
+    "up tiny.toml --data nowhere --set data=emnist": "nowhere",
+    "client host:1 --part 0 --parts 2 --key k --authority k --port {taken}": "cannot listen on 127.0.0.1:{taken}: ",
+    "server tiny.toml --folder made --keys keys --host 127.0.0.1 --port {taken}": "cannot listen on 127.0.0.1:{taken}: ",
     "client host:1 --part 2 --parts 2 --key k --authority k": "parts are counted from 0 to 1",
     "client host:1 --part 0 --parts 2 --key nokey --authority k": "there is no file nokey",
     "client host:1 --part 0 --parts 2 --key k --authority k --load none.py:load": "there is no file 'none.py'",
@@ -47,13 +54,16 @@ def test_a_mistake_is_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("tiny.toml").write_text("method = 'fedavg()'\nclients = 2\n")
-    for folder in ("full", "keys"):
+    Path("odd.toml").write_text("method = 'fedodd()'\n")
+    for folder in ("full", "keys", "made"):
         Path(folder).mkdir()
-    for file in ("k", "k.py", "full/file", "keys/a.pub"):
+    for file in ("k", "k.py", "full/file", "keys/a.pub", "made/ca.crt", "made/server.pem", "made/server.key"):
         Path(file).write_text("")
-    assert feddkd(monkeypatch, *line.split()) == 2
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = server.getsockname()[1]
+        assert feddkd(monkeypatch, *line.format(taken=taken).split()) == 2
     (told,) = capsys.readouterr().err.splitlines()
-    assert WRONG[line] in told
+    assert WRONG[line].format(taken=taken) in told
 
 
 def test_the_engine_needs_a_federation(

@@ -132,10 +132,11 @@ def test_the_table_of_methods_is_what_its_record_says() -> None:
 
 # Times, and everything else with a unit
 
+WRITTEN = ("reproduction.md", "table.md", "flower-table.md", "federation.md")  # from their records, as other tests see to
 PAGES = [
     ROOT / "README.md",
     ROOT / "bench" / "README.md",
-    *(path for path in sorted((ROOT / "docs").rglob("*.md")) if path.name not in ("reproduction.md", "table.md")),
+    *(path for path in sorted((ROOT / "docs").rglob("*.md")) if path.name not in WRITTEN),
 ]
 MEASURED = re.compile(
     r"(\d+(?:\.\d+)?) (ms|us|TFLOP/s)(?![\w/])|(\d+\.\d+) (s|x|%|points)(?!\w)|(\d+) (s|min)(?!\w)|(\d+\.\d+ ?± ?\d[\d.]*)"

@@ -14,6 +14,7 @@ from feddkd.commands.terminal import AsJson, DataDir, File, Settings
 from feddkd.errors import InputError
 from feddkd.execute import execute
 from feddkd.experiment import Experiment, load
+from feddkd.prepare import prepare
 from feddkd.session import Every
 
 if TYPE_CHECKING:
@@ -49,11 +50,18 @@ def up(
     few = min(experiment.clients for experiment in experiments)
     if nodes > few:
         raise InputError(f"{nodes} nodes are more than the {few} clients")
+    _try_out(experiments, data)
     with _flower():
         from feddkd.flower.deployment import deployed
 
         with deployed(nodes, None if data is None else data.resolve()) as deployment:
             _run(deployment.link, experiments, out, data, deadline, join, Every(every_rounds), fresh, as_json, deployment.wait)
+
+
+def _try_out(experiments: list[Experiment], data: Path | None) -> None:
+    """Data and networks that are not there are told of before anything is started."""
+    for experiment in experiments:
+        prepare(experiment, data)
 
 
 def _run(
@@ -119,6 +127,7 @@ def server(
     experiments, public_keys = load(file, set_ or ()), sorted(keys.glob("*.pub"))
     if not public_keys:
         raise InputError(f"there are no public keys (*.pub) in {keys}")
+    _try_out(experiments, data)
     with _flower():
         from feddkd.flower.credentials import AUTHORITY, CERTIFICATE, PRIVATE
         from feddkd.flower.processes import Processes

@@ -57,6 +57,7 @@ class Flower:
         self._post = Post(self.grid, self.poll)
         self._round: str | int = 0
         self._memo = self.first_memos[0]  # as a client's would look at present: for its names, shapes and types
+        self._before = (self._memo, self.held)  # both as they were when the round began
 
     # --- what an engine is asked
 
@@ -77,7 +78,9 @@ class Flower:
         return {"held": {str(client): tag for client, tag in self.held.items()}}
 
     def adopt(self, facts: Mapping[str, Any]) -> None:
+        """Also in the midst of a run: its round is then played again, from what its clients held when it began."""
         self.held = {int(client): str(tag) for client, tag in facts.get("held", {}).items()}
+        self._round, self._memo = 0, self._before[0]
 
     def close(self) -> None:
         self._server.close()
@@ -104,6 +107,7 @@ class Flower:
             self._round = order.key[1]
             if not self._memo:
                 self.held = dict.fromkeys(self.held, NOTHING)
+            self._before = (self._memo, dict(self.held))
 
     def _letters(self, exchange: Exchange, orders: Sequence[Order]) -> Iterator[Letter]:
         online = self._post.online()
@@ -121,7 +125,8 @@ class Flower:
     def _page(self, exchange: Exchange, order: Order, client: int) -> Page:
         retain = None if exchange.retain is None else sorted(exchange.retain)
         told: Page = {"client": client, "key": order.key, "phase": exchange.phase.name}
-        return {**self._subject(), **told, "retain": retain, "expects": self.held.get(client, FIRST)}
+        tags = {"expects": self.held.get(client, FIRST), "before": self._before[1].get(client, FIRST)}
+        return {**self._subject(), **told, **tags, "retain": retain}
 
     def _subject(self) -> Page:
         """The experiment, and what a node that brings its own data must know of the federation's."""

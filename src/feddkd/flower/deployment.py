@@ -3,7 +3,7 @@
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,12 +24,13 @@ class Deployment:
     processes: Processes
     nodes: int
     data: Path | None
+    port: int  # at which nodes find the SuperLink
 
     def start_node(self, part: int) -> None:
         """One node of the federation; also one that was ended: it is the same node again, since its key is."""
         data = ["--data", self.data] if self.data else []
         self.processes.start(f"node{part}", [
-            sys.executable, "-m", "feddkd.cli", "flower", "client", f"127.0.0.1:{self.link.port}", "--threads", "1", "--port",
+            sys.executable, "-m", "feddkd.cli", "flower", "client", f"127.0.0.1:{self.port}", "--threads", "1", "--port",
             str(free_port()), "--key", self.folder / f"node{part}", "--authority", self.folder / AUTHORITY,
             "--part", str(part), "--parts", str(self.nodes), *data,
         ], {"OMP_NUM_THREADS": "1", "FLWR_HOME": str(self.folder)})  # fmt: skip
@@ -43,16 +44,16 @@ class Deployment:
 
 
 @contextmanager
-def deployed(nodes: int, data: Path | None = None) -> Iterator[Deployment]:
-    """A federation on this machine, for as long as the block lasts."""
+def deployed(nodes: int, data: Path | None = None, *, way: Callable[[int], int] = lambda port: port) -> Iterator[Deployment]:
+    """A federation on this machine, for as long as the block lasts. `way`: a port that leads nodes to the SuperLink's."""
     with tempfile.TemporaryDirectory(prefix="feddkd-") as name, Processes(Path(name)) as processes:
         folder = Path(name)
         make_server(folder, ["localhost"])
         link = Superlink(folder, processes, free_port())
-        deployment = Deployment(folder, link, processes, nodes, data)
         for part in range(nodes):
             make_node(folder / f"node{part}")
         link.start()
+        deployment = Deployment(folder, link, processes, nodes, data, way(link.port))
         try:
             for part in range(nodes):
                 link.register(folder / f"node{part}.pub")

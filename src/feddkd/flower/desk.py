@@ -142,7 +142,8 @@ def introduce(own: Own, page: Page, kept: Kept) -> Page:
 def respond(own: Own, page: Page, sent: bytes, kept: Kept) -> tuple[Page, bytes, Kept]:
     """One client's part in one exchange.
 
-    What it kept before stays until the server has named what came after: an answer that is lost or late leaves no trace.
+    What it kept before stays until the server has named what came after: an answer that is lost or late leaves no trace. What it
+    held when the round began stays as long as the round: a server may have to play it again.
     """
     client, expected = int(page["client"]), str(page["expects"])
     desk, held = open_desk(own, page), _of(kept, client)
@@ -156,7 +157,7 @@ def respond(own: Own, page: Page, sent: bytes, kept: Kept) -> tuple[Page, bytes,
         return {"client": client, "held": expected}, pack(upload), kept
     after = retained(after, frozenset(page["retain"]))
     tag = _tag(desk, page, memo, after)
-    now = {name: held[name] for name in (expected,) if name in held}
+    now = {name: held[name] for name in (expected, page["before"]) if name in held}
     if tag not in (NOTHING, expected):
         now[tag] = pack(after)
     others = {name: content for name, content in kept.items() if not name.startswith(f"{client}:")}

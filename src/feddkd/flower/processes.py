@@ -23,6 +23,16 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def check_free(host: str, port: int) -> None:
+    """Somebody else's port is told at once, and not in the words of whoever cannot have it."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one that was given back a moment ago is free
+        try:
+            probe.bind((host, port))
+        except (OSError, OverflowError) as error:
+            raise InputError(f"cannot listen on {host}:{port}: {error}; --port takes another") from None
+
+
 class Processes:
     """While it is entered, processes may be started; when it is left, by whatever door, they are ended."""
 

@@ -36,13 +36,16 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 
 from feddkd.engines.letters import bound
+from feddkd.engines.wire import MOST
 from feddkd.errors import InputError, NobodyAnsweredError
+from feddkd.flower import door
 from feddkd.flower.credentials import AUTHORITY, CERTIFICATE, PRIVATE
-from feddkd.flower.processes import Processes
+from feddkd.flower.processes import Processes, check_free
 from feddkd.flower.supernode import beat
 
 Client = TypeVar("Client", bound=ProtobufClient)
 READY = 30.0  # seconds for a SuperLink to come up, or back
+MORE = 1 << 20  # bytes of a request besides the tensors
 PYPROJECT = """\
 [project]
 name = "feddkd-app"
@@ -73,12 +76,13 @@ class Superlink:
 
     def start(self) -> None:
         """With TLS and nodes that must show who they are; returns once it answers."""
+        check_free(self.host, self.port)
         file = self.folder / "superexec.secret"
         file.touch(mode=0o600)
         file.write_bytes(self._secret)
         memory = ["--database", self.folder / "superlink.db"] if self.lasting else []
         self.processes.start("superlink", [
-            sys.executable, "-c", "from flwr.superlink.cli import flower_superlink; flower_superlink()",
+            sys.executable, "-P", door.__file__, MOST + MORE,
             "--host", self.host, "--port", str(self.port), "--ssl-certfile", self.folder / CERTIFICATE,
             "--ssl-keyfile", self.folder / PRIVATE, "--ssl-ca-certfile", self.folder / AUTHORITY, "--enable-supernode-auth",
             "--isolation", "process", "--superexec-auth-secret-file", file, "--disable-runtime-dependency-installation", *memory,
@@ -146,7 +150,8 @@ class Superlink:
         return (self.folder / AUTHORITY).read_bytes()
 
     def _control(self) -> ControlHttpClient:
-        return self._open(ControlHttpClient, CliClientHttpInterceptor(), RuntimeVersionHttpInterceptor(component_name="flwr CLI"))
+        version = RuntimeVersionHttpInterceptor(component_name="flwr CLI")
+        return self._open(ControlHttpClient, CliClientHttpInterceptor(), version, door.Key(self._secret))
 
     def _open(self, kind: type[Client], *interceptors: ProtobufClientInterceptor) -> Client:
         return kind.from_server_address(self._address, False, self._authority, list(interceptors))

@@ -30,10 +30,12 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 
 from feddkd.flower.apps import NodeApp
 from feddkd.flower.desk import Load
+from feddkd.flower.processes import check_free
 
 log = logging.getLogger(__name__)
 
 QUICKEST, SLOWEST = 0.05, 3.0  # seconds between two looks for a message
+ANSWERING = 0.5  # seconds that Flower's SuperNode would sleep while a message is answered; when it has pulled none they are 3
 
 
 class Worker:
@@ -49,27 +51,33 @@ class Worker:
         self._kept = RecordDict()  # Flower begins every run with nothing; a server that resumes begins a new one
 
     def sleep(self, seconds: float) -> None:
-        """In place of the SuperNode's sleep: look for a task, then nap; the nap is short as long as there was work of late."""
+        """In place of the SuperNode's sleep: look for a task, then nap; the nap is short as long as there was work of late.
+
+        If no message was pulled, a task is left over from a run that ended while its message came. The SuperNode sends one answer
+        for each message that it pulls: one to this would take the place of the next.
+        """
         given = self._door.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
         if given.token:
             self._busy = time.monotonic()
             # a thread, since tasks of a run that ended meanwhile wait for ever for what never comes
-            threading.Thread(target=self._work, args=(given.token,), daemon=True).start()
+            threading.Thread(target=self._work, args=(given.token, seconds <= ANSWERING), daemon=True).start()
         time.sleep(min(seconds, max(QUICKEST, (time.monotonic() - self._busy) / 100), SLOWEST))
 
-    def _work(self, token: str) -> None:
+    def _work(self, token: str, wanted: bool) -> None:
         with closing(self._client(RuntimeTokenHttpInterceptor(token))) as desk:
             heart = HeartbeatSender(lambda: beat(desk))
             heart.start()
             try:
-                self._answer(desk)
+                self._answer(desk, wanted)
             except Exception as error:  # Flower gives the task up when its time is over
                 log.warning("a task could not be done: %s", error)
             finally:
                 heart.stop()
 
-    def _answer(self, desk: RuntimeHttpClient) -> None:
+    def _answer(self, desk: RuntimeHttpClient, wanted: bool) -> None:
         message, context, _, _ = pull_task_input(desk)
+        if not wanted:
+            return push_task_output(desk, context, "failed", "its run has ended")
         status, why = "completed", ""
         context.state = context.state or self._kept
         try:
@@ -100,6 +108,7 @@ def run_node(
     superlink: str, port: int, key: Path, authority: Path, part: int, parts: int, data: Path | None, load: Load | None = None
 ) -> None:
     """Be a SuperNode until somebody ends it. Its own port is for this process alone: whoever else asks there lacks the secret."""
+    check_free("127.0.0.1", port)
     with TemporaryDirectory(prefix="feddkd-") as folder:
         secret, file = secrets.token_bytes(32), Path(folder) / "secret"
         file.touch(mode=0o600)
