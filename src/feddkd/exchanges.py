@@ -151,8 +151,9 @@ class Exchanges:
         examples = [sizes[client] for client in clients]
         if phase.asks_clients and asked.orders:
             run.costs = run.costs.after(phase, asked.orders, replies, examples, len(turn.cohort))
-        if len(turn.cohort) < self.tolerance.min_clients:
-            _end(exchange, turn, self.tolerance.min_clients)
+        least = max([self.tolerance.min_clients, *(reply.least for reply in replies)])
+        if len(turn.cohort) < self.tolerance.min_clients or any(len(reply.clients) < reply.least for reply in replies):
+            _end(exchange, turn, least)
         elif replies:
             who = _who(tuple(clients), tuple(examples), len(sizes), run.like.dtype, run.like.device)
             run.state = phase.server(self.model, run.state, _together(phase, replies, sizes), {**asked.rates, **who})

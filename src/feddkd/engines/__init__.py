@@ -27,6 +27,7 @@ class Reply(NamedTuple):
 
     clients: tuple[int, ...]
     collected: Groups
+    least: int = 0  # fewer than so many cannot be gathered: where they are, nothing is
 
 
 class Engine(Protocol):

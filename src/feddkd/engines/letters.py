@@ -113,8 +113,9 @@ class Shelf:
         return {tag: bytes_in(self._state, tag) for tag in self._state.config_records}
 
     def write(self, kept: Mapping[str, bytes]) -> None:
-        there = set(self._state.config_records)
-        for tag in there - set(kept):
+        there = self.read()
+        for tag in set(there) - set(kept):
             del self._state[tag]
-        for tag in set(kept) - there:
-            self._state[tag] = tensor_record(kept[tag])
+        for tag in kept:
+            if there.get(tag) != kept[tag]:
+                self._state[tag] = tensor_record(kept[tag])

@@ -24,14 +24,15 @@ class Deployment:
     processes: Processes
     nodes: int
     data: Path | None
+    secure: bool = False  # whether nodes upload nothing that is not masked
 
     def start_node(self, part: int) -> None:
         """One node of the federation; also one that was ended: it is the same node again, since its key is."""
-        data = ["--data", self.data] if self.data else []
+        more = [*(["--data", self.data] if self.data else []), *(["--secure"] if self.secure else [])]
         self.processes.start(f"node{part}", [
             sys.executable, "-m", "feddkd.cli", "flower", "client", f"127.0.0.1:{self.link.port}", "--threads", "1", "--port",
             str(free_port()), "--key", self.folder / f"node{part}", "--authority", self.folder / AUTHORITY,
-            "--part", str(part), "--parts", str(self.nodes), *data,
+            "--part", str(part), "--parts", str(self.nodes), *more,
         ], {"OMP_NUM_THREADS": "1", "FLWR_HOME": str(self.folder)})  # fmt: skip
 
     def wait(self, grid: Grid, seconds: float) -> None:
@@ -43,13 +44,13 @@ class Deployment:
 
 
 @contextmanager
-def deployed(nodes: int, data: Path | None = None) -> Iterator[Deployment]:
+def deployed(nodes: int, data: Path | None = None, secure: bool = False) -> Iterator[Deployment]:
     """A federation on this machine, for as long as the block lasts."""
     with tempfile.TemporaryDirectory(prefix="feddkd-") as name, Processes(Path(name)) as processes:
         folder = Path(name)
         make_server(folder, ["localhost"])
         link = Superlink(folder, processes, free_port())
-        deployment = Deployment(folder, link, processes, nodes, data)
+        deployment = Deployment(folder, link, processes, nodes, data, secure)
         for part in range(nodes):
             make_node(folder / f"node{part}")
         link.start()

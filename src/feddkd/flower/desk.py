@@ -21,9 +21,11 @@ from feddkd.data.examples import Examples, examples
 from feddkd.data.federation import Federation
 from feddkd.data.transforms import transform
 from feddkd.engines.serial import answer, retained, seeded
+from feddkd.engines.shares import names_of
 from feddkd.engines.wire import FIRST, NOTHING, WireError, pack, unpack
 from feddkd.errors import InputError
 from feddkd.experiment import Experiment
+from feddkd.flower import masking
 from feddkd.keys import Key
 from feddkd.method import Phase
 from feddkd.models import Model, functional
@@ -44,6 +46,7 @@ class Own:
     parts: int
     folder: Path | None = None  # with the experiment's data, of which the clients take their part
     load: Load | None = None  # or examples of the node's own
+    secure: bool = False  # whether its clients upload nothing that is not masked
     context: Any = field(default=None, compare=False)
 
     def clients(self, experiment: Experiment) -> range:
@@ -104,6 +107,16 @@ class Desk:
             raise WireError(f"there is no exchange {index}, step {step}, in round {round} of {self.experiment.method}")
         return found[0]
 
+    @property
+    def identity(self) -> str:
+        """Of the experiment, in tags."""
+        return self.experiment.digest[:12]
+
+    def masked(self, page: Page, upload: Groups, kept: Kept) -> tuple[bytes, Kept]:
+        client, phase = int(page["client"]), self.phase(tuple(page["key"]), page["phase"])
+        examples = self.counts(client)[phase.reads.source]
+        return masking.masked(client, page, self.identity, phase.collect, examples, upload, kept)
+
     def counts(self, client: int) -> dict[str, int]:
         return {source: len(self.federation.indices(source, client)) for source in typing.get_args(Source)}
 
@@ -139,21 +152,45 @@ def introduce(own: Own, page: Page, kept: Kept) -> Page:
     return {"clients": {k: {"counts": desk.counts(k), "held": [NOTHING, *_of(kept, k)]} for k in clients}}
 
 
+def ask(own: Own, what: str, page: Page, kept: Kept) -> tuple[Page, Kept]:
+    """A question besides an exchange: who is here; and what secure aggregation needs."""
+    if what == "info":
+        return introduce(own, page, kept), kept
+    desk, client = _client(own, page)
+    if what == "keys":
+        round = int(page["round"])
+        names = names_of(desk.experiment.parsed_method.fitted(desk.model).plan(round))
+        return masking.begin(client, str(page["session"]), desk.identity, round, names, kept)
+    if what == "shares":
+        return masking.deal(client, str(page["session"]), int(page["threshold"]), page["public"], kept)
+    if what == "unmask":
+        return masking.reveal(client, str(page["session"]), str(page["exchange"]), page["survivors"], kept)
+    raise WireError(f"nobody here knows what query.{what} means")
+
+
+def _client(own: Own, page: Page) -> tuple[Desk, int]:
+    desk, client = open_desk(own, page), int(page["client"])
+    if client not in own.clients(desk.experiment):
+        raise WireError(f"client {client} is not here; this node stands for {list(own.clients(desk.experiment))}")
+    return desk, client
+
+
 def respond(own: Own, page: Page, sent: bytes, kept: Kept) -> tuple[Page, bytes, Kept]:
     """One client's part in one exchange.
 
     What it kept before stays until the server has named what came after: an answer that is lost or late leaves no trace.
     """
-    client, expected = int(page["client"]), str(page["expects"])
-    desk, held = open_desk(own, page), _of(kept, client)
-    if client not in own.clients(desk.experiment):
-        raise WireError(f"client {client} is not here; this node stands for {list(own.clients(desk.experiment))}")
+    desk, client = _client(own, page)
+    expected, held = str(page["expects"]), _of(kept, client)
+    if own.secure and page["key"][0] != "evaluate" and "secure" not in page:
+        raise WireError("this node uploads nothing that is not masked, and the server has not asked for masks (--secure)")
     if expected not in (FIRST, NOTHING, *held):
         return {"client": client, "lost": True}, b"", kept
     memo = desk.first if expected == FIRST else {} if expected == NOTHING else unpack(held[expected])
     upload, after = desk.answer(page, unpack(sent), memo)
     if page["retain"] is None:
         return {"client": client, "held": expected}, pack(upload), kept
+    content, kept = desk.masked(page, upload, kept) if "secure" in page else (pack(upload), kept)
     after = retained(after, frozenset(page["retain"]))
     tag = _tag(desk, page, memo, after)
     now = {name: held[name] for name in (expected,) if name in held}
@@ -162,7 +199,7 @@ def respond(own: Own, page: Page, sent: bytes, kept: Kept) -> tuple[Page, bytes,
     others = {name: content for name, content in kept.items() if not name.startswith(f"{client}:")}
     return (
         {"client": client, "held": tag},
-        pack(upload),
+        content,
         {**others, **{f"{client}:{name}": content for name, content in now.items()}},
     )
 
@@ -173,7 +210,7 @@ def _tag(desk: Desk, page: Page, before: Groups, after: Groups) -> str:
         return NOTHING
     if page["expects"] != FIRST and _identity(before) == _identity(after):
         return str(page["expects"])
-    return "-".join([desk.experiment.digest[:12], *map(str, page["key"])])
+    return "-".join([desk.identity, *map(str, page["key"])])
 
 
 def _identity(groups: Groups) -> dict[str, dict[str, int]]:

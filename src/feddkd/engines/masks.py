@@ -1,0 +1,97 @@
+"""Numbers as whole numbers modulo 2^64, and masks over them that cancel in a sum.
+
+    y_k = round(2^32 n_k x_k) + PRG(b_k) + sum_{l > k} PRG(s_kl) - sum_{l < k} PRG(s_kl)   (mod 2^64)
+
+Bonawitz et al., "Practical secure aggregation for privacy-preserving machine learning", CCS 2017, doi:10.1145/3133956.3133982.
+The s_kl, which two clients share, cancel when all their uploads are summed; the b_k, each client's own, keep an upload hidden
+that comes after its s_kl had to be told. PRG is ChaCha20: Flower's own generator (pseudo_rand_gen) folds a seed to 32 bits, few
+enough to try them all, and its quantisation cuts off silently what is out of range.
+"""
+
+from collections.abc import Iterable, Mapping
+from functools import reduce
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from numpy.typing import NDArray
+
+from feddkd.engines.wire import WireError
+from feddkd.method import Collect
+from feddkd.params import Groups
+
+Words = NDArray[np.uint64]
+BITS = 32  # behind the point: a sum of m numbers is off by m 2^-33 at most
+WORD = np.dtype("<u8")
+
+
+def weights(collect: Mapping[str, Collect], examples: int, clients: int = 1) -> dict[str, int]:
+    """What a client's upload weighs, group by group; or a number of clients' together, who have so many examples."""
+    if Collect.EVERY in collect.values():
+        raise WireError("it is asked for an upload that is not summed")
+    return {group: examples if rule is Collect.MEAN_BY_EXAMPLES else clients for group, rule in collect.items()}
+
+
+def encode(upload: Groups, weight: Mapping[str, int], members: int) -> Words:
+    """Weighted numbers with 32 bits behind the point. What a sum over all members could not hold is refused, not cut off."""
+    parts = [torch.zeros(0), *(upload[g][n].detach().cpu().double().reshape(-1) * weight[g] for g, n in _places(upload, weight))]
+    numbers = torch.cat(parts).double().numpy() * 2.0**BITS
+    if not np.isfinite(numbers).all():
+        raise WireError("its upload holds NaN or infinite numbers")
+    most = 2.0**63 / members
+    if numbers.size and np.abs(numbers).max() >= most - 1:
+        raise WireError(f"its upload, times its weight, goes beyond {most / 2**BITS:,.0f}: more than a masked sum can hold")
+    return np.rint(numbers).astype(np.int64).view(np.uint64)
+
+
+def decode(words: Words, weight: Mapping[str, int], like: Groups) -> dict[str, dict[str, torch.Tensor]]:
+    """A sum as the mean of its parts. Whole numbers (counters) are means, too, and rounded: the largest is in no sum."""
+    numbers, start = torch.from_numpy(words.view(np.int64).astype(np.float64)) / 2.0**BITS, 0
+    found: dict[str, dict[str, torch.Tensor]] = {group: {} for group in weight}
+    for group, name in _places(like, weight):
+        form = like[group][name]
+        mean = numbers[start : start + form.numel()].reshape(form.shape) / weight[group]
+        found[group][name] = (mean if form.is_floating_point() else mean.round()).to(form.device, form.dtype)
+        start += form.numel()
+    return found
+
+
+def length(like: Groups) -> int:
+    return sum(tensor.numel() for group in like.values() for tensor in group.values())
+
+
+def _places(groups: Groups, weight: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Where the numbers stand, in an order that both sides know."""
+    return [(group, name) for group in sorted(weight) for name in sorted(groups[group])]
+
+
+def stream(seed: bytes, size: int) -> Words:
+    """PRG(seed). Every seed is used for one exchange and no more, so there is nothing to count up."""
+    return np.frombuffer(Cipher(ChaCha20(seed, bytes(16)), mode=None).encryptor().update(bytes(8 * size)), WORD)
+
+
+def mask(client: int, own: bytes, shared: Mapping[int, bytes], size: int) -> Words:
+    """What a client adds: its own mask, and one for each of the others, which the other takes off."""
+    return stream(own, size) + pairwise(client, shared, size)
+
+
+def pairwise(client: int, shared: Mapping[int, bytes], size: int) -> Words:
+    total = np.zeros(size, np.uint64)
+    for other, seed in shared.items():
+        total = total + stream(seed, size) if client < other else total - stream(seed, size)
+    return total
+
+
+def total(uploads: Iterable[Words], masks: Iterable[Words]) -> Words:
+    """The sum of uploads without their masks."""
+    return reduce(np.subtract, masks, reduce(np.add, uploads))
+
+
+def to_groups(words: Words) -> Groups:
+    """As it travels."""
+    return {"masked": {"words": torch.from_numpy(words.view(np.int64))}}
+
+
+def from_groups(groups: Groups) -> Words:
+    return groups["masked"]["words"].numpy().view(np.uint64)
