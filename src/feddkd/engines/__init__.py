@@ -27,7 +27,7 @@ class Reply(NamedTuple):
 
     clients: tuple[int, ...]
     collected: Groups
-    least: int = 0  # fewer than so many cannot be gathered: where they are, nothing is
+    short: tuple[int, int] | None = None  # nothing could be gathered: so many gave what it takes, of at least so many
 
 
 class Engine(Protocol):

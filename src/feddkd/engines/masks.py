@@ -35,14 +35,15 @@ def weights(collect: Mapping[str, Collect], examples: int, clients: int = 1) -> 
 
 def encode(upload: Groups, weight: Mapping[str, int], members: int) -> Words:
     """Weighted numbers with 32 bits behind the point. What a sum over all members could not hold is refused, not cut off."""
-    parts = [torch.zeros(0), *(upload[g][n].detach().cpu().double().reshape(-1) * weight[g] for g, n in _places(upload, weight))]
-    numbers = torch.cat(parts).double().numpy() * 2.0**BITS
-    if not np.isfinite(numbers).all():
+    parts = [upload[group][name].detach().cpu().double().reshape(-1) * weight[group] for group, name in _places(upload, weight)]
+    numbers = torch.cat([torch.zeros(0, dtype=torch.float64), *parts])
+    if not bool(numbers.isfinite().all()):
         raise WireError("its upload holds NaN or infinite numbers")
-    most = 2.0**63 / members
-    if numbers.size and np.abs(numbers).max() >= most - 1:
-        raise WireError(f"its upload, times its weight, goes beyond {most / 2**BITS:,.0f}: more than a masked sum can hold")
-    return np.rint(numbers).astype(np.int64).view(np.uint64)
+    most = 2.0 ** (63 - BITS) / members
+    if bool((numbers.abs() >= most).any()):
+        raise WireError(f"its upload, times its weight, goes beyond {most:,.0f}: more than a masked sum can hold")
+    words: Words = (numbers * 2.0**BITS).round().long().numpy().view(np.uint64)
+    return words
 
 
 def decode(words: Words, weight: Mapping[str, int], like: Groups) -> dict[str, dict[str, torch.Tensor]]:

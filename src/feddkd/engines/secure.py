@@ -30,7 +30,7 @@ from feddkd.params import Groups
 
 log = logging.getLogger(__name__)
 Found = TypeVar("Found")
-SEALED = 1 << 22  # bytes of sealed shares from one client for another, at most
+SEALED = 1 << 20  # bytes of sealed shares from one client for another, at most
 
 
 class Agreed(NamedTuple):
@@ -66,15 +66,16 @@ class Secure(Flower):
         if exchange.retain is None or orders[0].cohort == (SERVER,):  # an evaluation, or the server's own work
             return super().exchange(exchange, orders)
         if len(orders) != 1:  # uploads are wanted one by one, after a round that went bad: not to be had
-            return [Reply(order.cohort, {}, LEAST) for order in orders]
+            return [Reply(order.cohort, {}, (1, LEAST)) for order in orders]
         (order,) = orders
         self._gather_clients()
         if self._agreed.round != order.key[:2]:
             self._agreed = self._agree(order)
             self._parcels = self._agreed.sealed
-        there = tuple(client for client in order.cohort if client in self._agreed.sealed)
-        if len(there) < self._agreed.threshold:
-            return [Reply(there, {}, self._agreed.threshold)]
+        agreed = self._agreed
+        there = tuple(client for client in order.cohort if client in (agreed.sealed or agreed.public))
+        if len(agreed.sealed) < agreed.threshold:
+            return [Reply(there, {}, (len(agreed.sealed), agreed.threshold))]
         replies = super().exchange(exchange, [order._replace(cohort=there)])
         self._parcels = {}
         return replies
@@ -135,16 +136,16 @@ class Secure(Flower):
             return super()._reply(exchange, order, answers)
         clients, least = tuple(client for client in order.cohort if client in answers), self._agreed.threshold
         if len(clients) < least:
-            return Reply(clients, {}, least)
+            return Reply(clients, {}, (len(clients), least))
         name = name_of(exchange.index, exchange.step)
         told = self._unmask(name, clients)
         if len(told) < least:
-            return Reply(tuple(told), {}, least)
+            return Reply(clients, {}, (len(told), least))
         try:
             summed = total([from_groups(answers[client]) for client in clients], self._masks(name, clients, told))
         except WireError as error:
             log.warning("the sum of exchange %s cannot be opened: %s", name, error)
-            return Reply(clients, {}, len(clients) + 1)
+            return Reply(clients, {}, (least - 1, least))  # one of them, or more, has told something wrong
         examples = sum(self._counts[client][exchange.phase.reads.source] for client in clients)
         return Reply(clients, decode(summed, weights(exchange.phase.collect, examples, len(clients)), self._like))
 

@@ -23,7 +23,7 @@ OPTIONS = {"deadline": float, "join": float, "poll": float}  # of the engine
 
 
 class NodeApp(ClientApp):
-    """Answers query.<what>, train.<phase> and evaluate. Which phases there are is the method's business, so none is registered."""
+    """Answers query.<what>, train.<phase>, evaluate. Which phases there are is the method's business, so none is registered."""
 
     def __init__(self, load: Load | None = None) -> None:
         super().__init__()
