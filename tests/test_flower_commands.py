@@ -30,6 +30,8 @@ def feddkd(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
 WRONG = {
     "up tiny.toml --nodes 3": "3 nodes are more than the 2 clients",
     "up none.toml": "none.toml",
+    "up tiny.toml --secure": "secure aggregation sums over at least 3 clients, and a cohort has 2",
+    "server tiny.toml --folder full --keys keys --secure --threshold 0.5": "more than a half and at most 1, not 0.5",
     "client host:1 --part 2 --parts 2 --key k --authority k": "parts are counted from 0 to 1",
     "client host:1 --part 0 --parts 2 --key nokey --authority k": "there is no file nokey",
     "client host:1 --part 0 --parts 2 --key k --authority k --load none.py:load": "there is no file 'none.py'",

@@ -243,8 +243,9 @@ def test_shares_that_cannot_be_opened_or_are_too_few_are_refused() -> None:
     for sealed in ({**parcels, "3": parcels["5"]}, {**parcels, "3": parcels["3"][:-4] + "AAA="}, {**parcels, "3": ""}):
         with pytest.raises(WireError, match="shares of client 3 cannot be opened"):
             cohort.masked(2, secure={"session": "s", "sealed": sealed})
-    with pytest.raises(WireError, match="shares of 3 clients, and 4"):
-        cohort.masked(2, secure={"session": "s", "sealed": {k: parcels[k] for k in ("3", "5")}})
+    for few in ({"3": parcels["3"], "5": parcels["5"]}, {"3": parcels["3"], "5": parcels["5"], "05": parcels["5"]}):
+        with pytest.raises(WireError, match="shares of 3 clients, and 4"):
+            cohort.masked(2, secure={"session": "s", "sealed": few})
 
 
 def test_shares_are_dealt_once_with_a_threshold_that_means_something_and_under_ones_own_keys() -> None:
@@ -258,7 +259,8 @@ def test_shares_are_dealt_once_with_a_threshold_that_means_something_and_under_o
     nonsense = {**fresh, "3": {**fresh["3"], "channel": "00"}}
     for threshold, public, why in (
         (2, two, "at least 3"), (6, fresh, "threshold of 6"), (3, {**fresh, "9": fresh["8"]}, "more than half"),
-        (4, cohort.public, "not those it has sent"), (4, others, "other exchanges"), (4, nonsense, "no public key"),
+        (4, cohort.public, "not those it has sent"), (4, {**fresh, "03": fresh["3"]}, "a member is there twice"),
+        (4, others, "other exchanges"), (4, nonsense, "no public key"),
     ):  # fmt: skip
         with pytest.raises(WireError, match=why):
             masking.deal(2, "s", threshold, public, kept)

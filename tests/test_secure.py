@@ -1,7 +1,8 @@
 """Secure aggregation over Flower's Grid gives what plain exchanges give, whoever falls silent when, or nothing at all."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ pytest.importorskip("flwr")
 from flwr.app import Message
 
 from feddkd import Experiment, InputError, simulation
-from feddkd.engines.letters import bytes_in, page_record, tensor_record
-from feddkd.engines.wire import pack, unpack
+from feddkd.engines.letters import bytes_in, page_of, page_record, tensor_record
+from feddkd.engines.wire import WireError, pack, unpack
+from feddkd.flower import desk
 from feddkd.flower.apps import NodeApp, serve
 from feddkd.prepare import prepare
 from feddkd.record import find
@@ -23,6 +25,14 @@ from test_flower import Cut, Deaf, serial
 
 FOUR: dict[str, Any] = {"clients": 4, "rounds": 1}  # three of them are the threshold
 QUANTUM = 1e-9  # 2^-33 = 1.2e-10 for each mean, and there are a few, one after another
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _every_desk_stays_open() -> Iterator[None]:
+    """Four nodes are here in one process, and a process keeps one desk."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(desk, "_open", lru_cache(desk._open.__wrapped__))
+        yield
 
 
 def secure(folder: Path, method: str, grid: Double | None = None, told: dict[str, Any] | None = None, **changes: Any) -> Double:
@@ -279,5 +289,23 @@ def test_a_node_that_insists_uploads_nothing_that_is_not_masked(tmp_path: Path, 
     (record,) = find(tmp_path / "plain", begun=True)
     assert "nobody answered" in record.manifest["ended"]
     assert "uploads nothing that is not masked" in caplog.text
-    secure(tmp_path / "secure", f"fedavg({LOCAL})", Double(NodeApp(), 4, configs=insisting))
+    orders: list[tuple[dict[str, Any], bytes]] = []
+
+    def look(part: int, asked: Message, reply: Message) -> Message:
+        if part == 0 and asked.metadata.message_type == "train.local":
+            orders.append((page_of(asked), bytes_in(asked.content)))
+        return reply
+
+    secure(tmp_path / "secure", f"fedavg({LOCAL})", Double(NodeApp(), 4, look, configs=insisting))
     assert "missing" not in rows(tmp_path / "secure")[0]
+    ((order, sent),) = orders
+    plain = {key: value for key, value in order.items() if key != "secure"}
+    for lie in (
+        plain,
+        {**plain, "retain": None},
+        {**order, "retain": None},
+        {**order, "secure": {}},
+        {**order, "key": ["diagnose"]},
+    ):
+        with pytest.raises((WireError, KeyError, ValueError)):
+            desk.respond(desk.Own(0, 4, secure=True), lie, sent, {})

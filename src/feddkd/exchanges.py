@@ -151,8 +151,10 @@ class Exchanges:
         examples = [sizes[client] for client in clients]
         if phase.asks_clients and asked.orders:
             run.costs = run.costs.after(phase, asked.orders, replies, examples, len(turn.cohort))
-        enough = len(turn.cohort), self.tolerance.min_clients
-        if short := enough if enough[0] < enough[1] else next((reply.short for reply in replies if reply.short), None):
+        short = next((reply.short for reply in replies if reply.short), None)
+        if len(turn.cohort) < self.tolerance.min_clients:
+            short = len(turn.cohort), self.tolerance.min_clients
+        if short:
             _end(exchange, turn, *short)
         elif replies:
             who = _who(tuple(clients), tuple(examples), len(sizes), run.like.dtype, run.like.device)

@@ -54,7 +54,7 @@ def up(
     In the end nothing is left but the records.
     """
     experiments = load(file, set_ or ())
-    options = _options(deadline, join, secure, threshold)
+    options = _options(experiments, deadline, join, secure, threshold)
     few = min(experiment.clients for experiment in experiments)
     if nodes > few:
         raise InputError(f"{nodes} nodes are more than the {few} clients")
@@ -80,9 +80,16 @@ def _run(
     watch_all(experiments, [out] * len(experiments), [[at] for at in range(len(experiments))], do, as_json)
 
 
-def _options(deadline: float, join: float, secure: bool, threshold: float) -> dict[str, float]:
+def _options(experiments: list[Experiment], deadline: float, join: float, secure: bool, threshold: float) -> dict[str, float]:
     """What the engine is told; a threshold is what makes it a secure one."""
-    return {"deadline": deadline, "join": join, **({"threshold": threshold} if secure else {})}
+    if not secure:
+        return {"deadline": deadline, "join": join}
+    with _flower():
+        from feddkd.engines.secure import check_summable
+
+        for experiment in experiments:  # complain before anything is started
+            check_summable(experiment.as_dict(), threshold)
+    return {"deadline": deadline, "join": join, "threshold": threshold}
 
 
 def run_on_ray(
@@ -132,7 +139,7 @@ def server(
     It waits until all clients have joined. Stopped and started again it goes on from its last checkpoint.
     """
     experiments, public_keys = load(file, set_ or ()), sorted(keys.glob("*.pub"))
-    options = _options(deadline, join, secure, threshold)
+    options = _options(experiments, deadline, join, secure, threshold)
     if not public_keys:
         raise InputError(f"there are no public keys (*.pub) in {keys}")
     with _flower():

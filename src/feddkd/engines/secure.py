@@ -55,9 +55,7 @@ class Secure(Flower):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0.5 < self.threshold <= 1:
-            raise InputError(f"threshold is a share of the cohort, more than a half and at most 1, not {self.threshold:g}")
-        check_summable(self.experiment, len(self.federations[0].train))
+        check_summable(self.experiment, self.threshold)
         self._agreed = Agreed()
         self._parcels: Mapping[int, Mapping[str, str]] = {}  # sealed shares that are still to be passed on
         self._like: Groups = {}
@@ -84,7 +82,7 @@ class Secure(Flower):
 
     def _agree(self, order: Order) -> Agreed:
         session, threshold = secrets.token_hex(8), max(LEAST, math.ceil(self.threshold * len(order.cohort) - 1e-9))
-        names = set(names_of(parse(self.experiment["method"]).fitted(self.model).plan(int(order.key[1]))))
+        names = set(names_of(parse(self.experiment["method"]).plan(int(order.key[1]))))
         told: Page = {"session": session, "round": order.key[1]}
         public = self._inquire("keys", dict.fromkeys(order.cohort, told), lambda client, page: _announced(page, names))
         agreed = Agreed(order.key[:2], session, threshold, public)
@@ -179,8 +177,10 @@ class Secure(Flower):
                 yield -pairwise(member, {client: shares.agree(secret, point) for client, point in points.items()}, size)
 
 
-def check_summable(experiment: Mapping[str, Any], clients: int) -> None:
+def check_summable(experiment: Mapping[str, Any], threshold: float) -> None:
     """Whatever needs more than sums is refused before anything is run."""
+    if not 0.5 < threshold <= 1:
+        raise InputError(f"threshold is a share of the cohort, more than a half and at most 1, not {threshold:g}")
     for phase in parse(experiment["method"]).phases:
         if phase.asks_clients and not _is_summed(phase):
             raise InputError(
@@ -192,7 +192,7 @@ def check_summable(experiment: Mapping[str, Any], clients: int) -> None:
     if experiment["availability"] != "always()":
         raise InputError("availability plays at clients that fail; with secure aggregation only real ones do")
     cohort = experiment["cohort"]
-    if (size := cohort if isinstance(cohort, int) else int(cohort * clients + 1e-9)) < LEAST:
+    if (size := cohort if isinstance(cohort, int) else int(cohort * experiment["clients"] + 1e-9)) < LEAST:
         raise InputError(f"secure aggregation sums over at least {LEAST} clients, and a cohort has {size}")
 
 

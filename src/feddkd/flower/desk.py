@@ -52,6 +52,10 @@ class Own:
     def clients(self, experiment: Experiment) -> range:
         return range(self.part, experiment.clients, self.parts)
 
+    def check(self, client: int, experiment: Experiment) -> None:
+        if client not in self.clients(experiment):
+            raise WireError(f"client {client} is not here; this node stands for {list(self.clients(experiment))}")
+
     def federation(self, experiment: Experiment, facts: Mapping[str, Any]) -> Federation:
         return prepare(experiment, self.folder).federation if self.load is None else self._loaded(experiment, facts)
 
@@ -107,15 +111,10 @@ class Desk:
             raise WireError(f"there is no exchange {index}, step {step}, in round {round} of {self.experiment.method}")
         return found[0]
 
-    @property
-    def identity(self) -> str:
-        """Of the experiment, in tags."""
-        return self.experiment.digest[:12]
-
     def masked(self, page: Page, upload: Groups, kept: Kept) -> tuple[bytes, Kept]:
         client, phase = int(page["client"]), self.phase(tuple(page["key"]), page["phase"])
         examples = self.counts(client)[phase.reads.source]
-        return masking.masked(client, page, self.identity, phase.collect, examples, upload, kept)
+        return masking.masked(client, page, _short(self.experiment), phase.collect, examples, upload, kept)
 
     def counts(self, client: int) -> dict[str, int]:
         return {source: len(self.federation.indices(source, client)) for source in typing.get_args(Source)}
@@ -156,23 +155,16 @@ def ask(own: Own, what: str, page: Page, kept: Kept) -> tuple[Page, Kept]:
     """A question besides an exchange: who is here; and what secure aggregation needs."""
     if what == "info":
         return introduce(own, page, kept), kept
-    desk, client = _client(own, page)
-    if what == "keys":
-        round = int(page["round"])
-        names = names_of(desk.experiment.parsed_method.fitted(desk.model).plan(round))
-        return masking.begin(client, str(page["session"]), desk.identity, round, names, kept)
+    experiment, client, session = Experiment(**page["experiment"]), int(page["client"]), str(page["session"])
+    own.check(client, experiment)
+    if what == "keys":  # its plan is the method's own: where that depends on the network, nothing is summed
+        round, plan = int(page["round"]), experiment.parsed_method.plan(int(page["round"]))
+        return masking.begin(client, session, _short(experiment), round, names_of(plan), kept)
     if what == "shares":
-        return masking.deal(client, str(page["session"]), int(page["threshold"]), page["public"], kept)
+        return masking.deal(client, session, int(page["threshold"]), page["public"], kept)
     if what == "unmask":
-        return masking.reveal(client, str(page["session"]), str(page["exchange"]), page["survivors"], kept)
+        return masking.reveal(client, session, str(page["exchange"]), page["survivors"], kept)
     raise WireError(f"nobody here knows what query.{what} means")
-
-
-def _client(own: Own, page: Page) -> tuple[Desk, int]:
-    desk, client = open_desk(own, page), int(page["client"])
-    if client not in own.clients(desk.experiment):
-        raise WireError(f"client {client} is not here; this node stands for {list(own.clients(desk.experiment))}")
-    return desk, client
 
 
 def respond(own: Own, page: Page, sent: bytes, kept: Kept) -> tuple[Page, bytes, Kept]:
@@ -180,17 +172,18 @@ def respond(own: Own, page: Page, sent: bytes, kept: Kept) -> tuple[Page, bytes,
 
     What it kept before stays until the server has named what came after: an answer that is lost or late leaves no trace.
     """
-    desk, client = _client(own, page)
-    expected, held = str(page["expects"]), _of(kept, client)
+    client, expected = int(page["client"]), str(page["expects"])
+    desk, held = open_desk(own, page), _of(kept, client)
+    own.check(client, desk.experiment)
     if own.secure and page["key"][0] != "evaluate" and "secure" not in page:
         raise WireError("this node uploads nothing that is not masked, and the server has not asked for masks (--secure)")
     if expected not in (FIRST, NOTHING, *held):
         return {"client": client, "lost": True}, b"", kept
     memo = desk.first if expected == FIRST else {} if expected == NOTHING else unpack(held[expected])
     upload, after = desk.answer(page, unpack(sent), memo)
-    if page["retain"] is None:
-        return {"client": client, "held": expected}, pack(upload), kept
     content, kept = desk.masked(page, upload, kept) if "secure" in page else (pack(upload), kept)
+    if page["retain"] is None:
+        return {"client": client, "held": expected}, content, kept
     after = retained(after, frozenset(page["retain"]))
     tag = _tag(desk, page, memo, after)
     now = {name: held[name] for name in (expected,) if name in held}
@@ -210,7 +203,12 @@ def _tag(desk: Desk, page: Page, before: Groups, after: Groups) -> str:
         return NOTHING
     if page["expects"] != FIRST and _identity(before) == _identity(after):
         return str(page["expects"])
-    return "-".join([desk.identity, *map(str, page["key"])])
+    return "-".join([_short(desk.experiment), *map(str, page["key"])])
+
+
+def _short(experiment: Experiment) -> str:
+    """An experiment in tags."""
+    return experiment.digest[:12]
 
 
 def _identity(groups: Groups) -> dict[str, dict[str, int]]:

@@ -72,14 +72,12 @@ def begin(client: int, session: str, digest: str, round: int, names: Sequence[st
 def deal(client: int, session: str, threshold: int, public: Mapping[str, Any], kept: Kept) -> tuple[Page, Kept]:
     """Shares of one's secrets, sealed for each of the others."""
     own = _open(kept, client, session)
-    members = sorted(int(member) for member in public)
+    members = sorted({int(member) for member in public})
     if own.peers:
         raise WireError("it has dealt out its shares of this round already")
     if not LEAST <= threshold <= len(members) or 2 * threshold <= len(members):
         raise WireError(f"a threshold of {threshold} among {len(members)} clients: at least {LEAST}, and more than half of them")
-    if public.get(str(client)) != own.announce():
-        raise WireError("its own public keys are not those it has sent")
-    _check_peers(own, public)
+    _check_public(own, public, members)
     own.threshold, own.peers = threshold, dict(public)
     dealt = {kind: {name: shares.split(bytes.fromhex(secret), threshold, len(members)) for name, secret in secrets.items()}
              for kind, secrets in zip(KINDS, (own.seeds, own.keys), strict=True)}  # fmt: skip
@@ -94,7 +92,9 @@ def deal(client: int, session: str, threshold: int, public: Mapping[str, Any], k
     return {"sealed": sealed}, _write(kept, own)
 
 
-def _check_peers(own: Secrets, public: Mapping[str, Any]) -> None:
+def _check_public(own: Secrets, public: Mapping[str, Any], members: Sequence[int]) -> None:
+    if public.get(str(own.client)) != own.announce() or set(public) != {str(member) for member in members}:
+        raise WireError("its own public keys are not those it has sent, or a member is there twice")
     for peer in public.values():
         if set(peer["keys"]) != set(own.keys):
             raise WireError(f"its peers know of other exchanges: {sorted(peer['keys'])}, and not {sorted(own.keys)}")
@@ -106,12 +106,13 @@ def accept(own: Secrets, sealed: Mapping[str, str]) -> None:
     """The others' shares. Whose have come are the members, and masks are for all of them, until the round ends."""
     if own.complete or not own.peers:
         raise WireError("shares come once a round, after one's own were dealt out")
-    if len(sealed) + 1 < own.threshold:
-        raise WireError(f"shares of {len(sealed) + 1} clients, and {own.threshold} are the threshold")
     names = list(own.seeds)
-    for member in sealed:
-        found = shares.unseal(own.with_peer(int(member)), int(member), own.client, sealed[member].encode(), len(names))
-        own.held[member] = _as_text({kind: dict(zip(names, part, strict=True)) for kind, part in zip(KINDS, found, strict=True)})
+    for sender, text in ((int(member), text) for member, text in sealed.items()):
+        found = shares.unseal(own.with_peer(sender), sender, own.client, text.encode(), len(names))
+        theirs = {kind: dict(zip(names, part, strict=True)) for kind, part in zip(KINDS, found, strict=True)}
+        own.held[str(sender)] = _as_text(theirs)
+    if len(own.held) < own.threshold:
+        raise WireError(f"shares of {len(own.held)} clients, and {own.threshold} are the threshold")
     own.complete = True
 
 
