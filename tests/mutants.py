@@ -133,7 +133,7 @@ MUTANTS = [
            "if expected not in (FIRST, NOTHING, *held):",
            "if expected not in held:\n        expected = FIRST\n    if False:", FLOWER),
     Mutant("uploads over the wire are not looked at", "engines/flower.py",
-           "check(upload, pattern, finite=training)", "None", FLOWER),
+           "check(upload, pattern, finite=training)", "upload", FLOWER),
     Mutant("a client that has not begun holds nothing", "engines/flower.py",
            "self.held.get(client, FIRST)}", "self.held.get(client, FIRST) or NOTHING}", FLOWER),
     Mutant("uploads go out without their masks", "flower/masking.py",

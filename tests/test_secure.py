@@ -74,7 +74,7 @@ def test_the_server_is_sent_nothing_but_masked_words(tmp_path: Path) -> None:
         secure(tmp_path / folder, FEDDKD, Double(NodeApp(), 4, look))
     assert len(seen) == 2 * 4 * 3
     words = torch.cat(seen)
-    assert len(words.unique()) == len(words)  # the same uploads, twice; of the same numbers there would be many
+    assert len(set(words.tolist())) == len(words)  # the same uploads, twice; of the same numbers there would be many
     assert apart(final(tmp_path / "one"), final(tmp_path / "other")) == 0  # and yet the sums are whole numbers
 
 
@@ -133,6 +133,11 @@ MALFORMED: dict[str, tuple[str, Spoil]] = {
     "keys of other exchanges": ("query.keys", page(lambda told: told["keys"].update({"7-1": told["channel"]}))),
     "no point of the curve": ("query.keys", page(lambda told: told.update(channel="02" * 33))),
     "no hexadecimal": ("query.keys", page(lambda told: told.update(channel=["x"]))),
+    "checks that are too long": ("query.keys", page(lambda told: told["checks"].update({"0-1": "00" * 33}))),
+    "a receiver in other words": (
+        "query.shares",
+        page(lambda told: told["sealed"].update({"00": told["sealed"].pop("0"), "2": 2})),
+    ),
     "shares for too few": ("query.shares", page(lambda told: told["sealed"].popitem())),
     "shares that are no texts": ("query.shares", page(lambda told: told.update(sealed=7))),
     "shares without end": ("query.shares", page(lambda told: told["sealed"].update({"0": "A" * ((1 << 20) + 1)}))),

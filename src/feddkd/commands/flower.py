@@ -25,12 +25,15 @@ Out = Annotated[Path, typer.Option(metavar="DIR", help="Where run folders are wr
 Fresh = Annotated[bool, typer.Option("--fresh", help="Run again what is finished or was cut short.")]
 Deadline = Annotated[float, typer.Option(min=1, metavar="SECONDS", help="Who has not answered by then has not answered.")]
 Join = Annotated[float, typer.Option(min=1, metavar="SECONDS", help="By then all clients must have joined.")]
-
 Secure = Annotated[bool, typer.Option("--secure", help="Secure aggregation: uploads come masked, the server learns sums alone.")]
 Threshold = Annotated[
-    float, typer.Option(metavar="SHARE", help="With --secure: the share of a cohort without which no sum is opened; over a half.")
+    float,
+    typer.Option(
+        metavar="SHARE",
+        show_default="2/3",
+        help="With --secure: the share of a cohort without which no sum is opened; over a half.",
+    ),
 ]
-TWO_THIRDS = 0.667
 
 
 @flower_app.command("up")
@@ -43,7 +46,7 @@ def up(
     deadline: Deadline = 600.0,
     join: Join = 120.0,
     secure: Secure = False,
-    threshold: Threshold = TWO_THIRDS,
+    threshold: Threshold = 2 / 3,
     every_rounds: EveryRounds = 1,
     fresh: Fresh = False,
     as_json: AsJson = False,
@@ -129,7 +132,7 @@ def server(
     deadline: Deadline = 600.0,
     join: Join = 3600.0,
     secure: Secure = False,
-    threshold: Threshold = TWO_THIRDS,
+    threshold: Threshold = 2 / 3,
     every_rounds: EveryRounds = 1,
     fresh: Fresh = False,
     as_json: AsJson = False,

@@ -48,14 +48,15 @@ def encode(upload: Groups, weight: Mapping[str, int], members: int) -> Words:
 
 def decode(words: Words, weight: Mapping[str, int], like: Groups) -> dict[str, dict[str, torch.Tensor]]:
     """A sum as the mean of its parts. Whole numbers (counters) are means, too, and rounded: the largest is in no sum."""
-    numbers, start = torch.from_numpy(words.view(np.int64).astype(np.float64)) / 2.0**BITS, 0
-    found: dict[str, dict[str, torch.Tensor]] = {group: {} for group in weight}
-    for group, name in _places(like, weight):
-        form = like[group][name]
-        mean = numbers[start : start + form.numel()].reshape(form.shape) / weight[group]
-        found[group][name] = (mean if form.is_floating_point() else mean.round()).to(form.device, form.dtype)
-        start += form.numel()
-    return found
+    numbers = torch.from_numpy(words.view(np.int64).astype(np.float64)) / 2.0**BITS
+    places = _places(like, weight)
+    parts = dict(zip(places, numbers.split([like[group][name].numel() for group, name in places]), strict=True))
+
+    def mean(group: str, name: str, form: torch.Tensor) -> torch.Tensor:
+        found = parts[group, name].reshape(form.shape) / weight[group]
+        return (found if form.is_floating_point() else found.round()).to(form.device, form.dtype)
+
+    return {group: {name: mean(group, name, form) for name, form in like[group].items()} for group in weight}
 
 
 def length(like: Groups) -> int:

@@ -40,7 +40,7 @@ class Agreed(NamedTuple):
     session: str = ""
     threshold: int = LEAST
     public: Mapping[int, Page] = {}  # client -> its public keys, and by what its seeds are known
-    sealed: Mapping[int, Mapping[str, str]] = {}  # member -> receiver -> shares
+    sealed: Mapping[int, Mapping[int, str]] = {}  # member -> receiver -> shares
 
     def number(self, client: int) -> int:
         """Which share of everybody's secrets a client has."""
@@ -57,7 +57,7 @@ class Secure(Flower):
         super().__post_init__()
         check_summable(self.experiment, self.threshold)
         self._agreed = Agreed()
-        self._parcels: Mapping[int, Mapping[str, str]] = {}  # sealed shares that are still to be passed on
+        self._parcels: Mapping[int, Mapping[int, str]] = {}  # sealed shares that are still to be passed on
         self._like: Groups = {}
 
     def exchange(self, exchange: Exchange, orders: Sequence[Order]) -> list[Reply]:
@@ -119,7 +119,7 @@ class Secure(Flower):
         page = super()._page(exchange, order, client)
         if exchange.retain is None:
             return page
-        parcels = {sender: own[str(client)] for sender, own in self._parcels.items() if sender != client}
+        parcels = {sender: own[client] for sender, own in self._parcels.items() if sender != client}
         return {**page, "secure": {"session": self._agreed.session, **({"sealed": parcels} if parcels else {})}}
 
     def _pattern(self, exchange: Exchange, order: Order) -> Groups:
@@ -206,15 +206,17 @@ def _announced(page: Page, names: set[str]) -> Page:
         raise WireError(f"keys for the exchanges {sorted(page['keys'])}, and there are {sorted(names)}")
     for point in (page["channel"], *page["keys"].values()):
         shares.check_public(bytes.fromhex(point))
+    if any(len(bytes.fromhex(check)) != shares.SECRET for check in page["checks"].values()):
+        raise WireError(f"a seed is known by {shares.SECRET} bytes")
     return {"channel": page["channel"], "keys": dict(page["keys"]), "checks": dict(page["checks"])}
 
 
-def _sealed(page: Page, receivers: set[int]) -> dict[str, str]:
-    found = {str(receiver): str(text) for receiver, text in page["sealed"].items()}
-    if {int(receiver) for receiver in found} != receivers:
+def _sealed(page: Page, receivers: set[int]) -> dict[int, str]:
+    found = {int(receiver): text for receiver, text in page["sealed"].items()}
+    if set(found) != receivers:
         raise WireError(f"shares for {sorted(found)}, and they should be for {sorted(receivers)}")
-    if max(map(len, found.values())) > SEALED:
-        raise WireError(f"shares of more than {SEALED:,} bytes")
+    if not all(isinstance(text, str) and len(text) <= SEALED for text in found.values()):
+        raise WireError(f"shares that are no texts of at most {SEALED:,} bytes")
     return found
 
 
