@@ -14,7 +14,7 @@ SOURCE = ROOT / "src" / "feddkd"
 # Imports go one way: a room may use those on the lines above it, and its neighbours on its own line.
 FLOORS = [
     ["errors", "version", "halt", "grids", "heterogeneity"],
-    ["spelling", "keys", "params", "lock", "schedules"],
+    ["values", "grammar", "spelling", "keys", "params", "lock", "schedules"],
     ["data", "models"],
     ["method"],
     ["objectives", "optimisers", "matching"],

@@ -17,7 +17,7 @@ from commandline import TINY, Feddkd
 from feddkd import __version__
 from feddkd.experiment import KEYS
 from feddkd.methods import METHODS
-from feddkd.spelling import Count
+from feddkd.values import Count
 
 PROMISED = ["digest", "method", "seed", "rounds", "test_accuracy", "best_round", "final_test_accuracy", "communications",
             "local_steps", "bytes_up", "bytes_down", "seconds"]  # fmt: skip

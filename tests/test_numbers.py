@@ -61,11 +61,12 @@ def test_every_question_that_the_paper_leaves_open_is_on_the_page(real: Paper) -
     assert [one for one in questions if one not in kept] == []
 
 
-def test_means_in_the_papers_readme_are_those_of_the_page() -> None:
-    readme, kept = (ROOT / "papers" / "feddkd" / "README.md"), ROOT / "docs" / "reproduction.md"
-    means = re.findall(r"\d[\d.]* ± [\d.]*\d", readme.read_text(encoding="utf-8"))
-    assert len(means) > 40
-    assert [mean for mean in means if f"| {mean} |" not in kept.read_text(encoding="utf-8")] == []
+@pytest.mark.parametrize(("readme", "least"), [("papers/feddkd/README.md", 40), ("README.md", 10)])
+def test_means_in_a_readme_are_those_of_the_page(readme: str, least: int) -> None:
+    means = re.findall(r"\d[\d.]* ± [\d.]*\d", (ROOT / readme).read_text(encoding="utf-8"))
+    kept = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8").replace("* |", " |")  # a star is for a note
+    assert len(means) >= least
+    assert [mean for mean in means if f"| {mean} |" not in kept] == []
 
 
 # Short runs, made again

@@ -20,7 +20,8 @@ from feddkd.data.transforms import TRANSFORMS, transform
 from feddkd.method import Method
 from feddkd.methods import METHODS
 from feddkd.models import MODELS
-from feddkd.spelling import Bound, Count, Registry, Share, Spelled, checked
+from feddkd.spelling import Registry, Spelled
+from feddkd.values import Bound, Count, Share, checked
 
 REGISTRIES: dict[str, Registry[Any]] = {
     "methods": METHODS,

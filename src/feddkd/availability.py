@@ -17,7 +17,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 from feddkd.errors import InputError, choices
 from feddkd.keys import generator
 from feddkd.method import Exchange, Method
-from feddkd.spelling import Bound, Count, Registry, Spelled, Whole, checked
+from feddkd.spelling import Registry, Spelled
+from feddkd.values import Bound, Count, Whole, checked
 
 Event = Literal["drop", "late"]
 OnDivergence = Literal["drop", "stop", "continue"]

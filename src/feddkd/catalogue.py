@@ -20,7 +20,7 @@ from feddkd.method import Gradient, Method, Phase
 from feddkd.methods import METHODS
 from feddkd.methods.gathering import Gathering
 from feddkd.methods.local import Local
-from feddkd.spelling import Bound
+from feddkd.values import Bound
 
 REFERENCE = re.compile(
     r'(?P<name>[^:"]+): (?P<authors>[^"]+), "(?P<title>[^"]+?),?",? (?P<venue>.*?)(?:, | )?\(?'

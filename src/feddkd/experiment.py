@@ -24,7 +24,7 @@ from feddkd.method import Method
 from feddkd.methods import parse
 from feddkd.models import MODELS, Architecture
 from feddkd.simulation import cohort_size
-from feddkd.spelling import Bound, Chance, Count, Share, Whole, checked
+from feddkd.values import Bound, Chance, Count, Share, Whole, checked
 
 USUAL = {"availability": "always()", "min_clients": 1, "on_divergence": "drop"}
 Fraction = typing.Annotated[float, Bound(least=0, below=1)]

@@ -30,7 +30,7 @@ from feddkd.models import Model, functional
 from feddkd.params import Groups, Tensors, to
 from feddkd.privacy import ledger
 from feddkd.rounds import PATIENT, Row, Run, play
-from feddkd.spelling import Chance, Count, Share, Whole, checked
+from feddkd.values import Chance, Count, Share, Whole, checked
 
 ENGINES: Mapping[str, Callable[..., Engine]] = {"serial": Serial, "batched": Batched, "pool": Pool}
 FLOWER = ("flower", "flower-secure")

@@ -4,58 +4,20 @@ Methods, partitions, data sources and models are all spelled this way. The same 
 experiment's TOML and the row of a table; defaults left out or written out mean the same thing (`canonical`).
 """
 
-import ast
 import dataclasses
 import functools
 import inspect
-import math
-import types
 import typing
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from feddkd.errors import InputError, choices
-
-Value = bool | int | float | str | None
-LONGEST_TEXT = 10_000  # nobody spells a method longer than this; a parser fed garbage should stop early
-
-
-@dataclass(frozen=True)
-class Bound:
-    """Limits of a number, checked when a value is spelled. Use inside `Annotated`."""
-
-    least: float = -math.inf
-    above: float = -math.inf
-    most: float = math.inf
-    below: float = math.inf
-
-    def holds(self, value: float) -> bool:
-        return self.least <= value <= self.most and self.above < value < self.below
-
-    def __str__(self) -> str:
-        limits = {">=": self.least, ">": self.above, "<=": self.most, "<": self.below}
-        return " and ".join(f"{sign} {limit:g}" for sign, limit in limits.items() if math.isfinite(limit))
-
-
-@dataclass(frozen=True)
-class Later:
-    """Marks an option that its factory did not always have: `canonical` leaves it out while it has its default, so that what was
-    spelled before it came is still the same. Use inside `Annotated`."""
-
-
-LATER = Later()
-Count = Annotated[int, Bound(least=1)]
-Whole = Annotated[int, Bound(least=0)]
-Positive = Annotated[float, Bound(above=0)]
-NonNegative = Annotated[float, Bound(least=0)]
-Share = Annotated[float, Bound(above=0, most=1)]
-Chance = Annotated[float, Bound(above=0, below=1)]
-Momentum = Annotated[float, Bound(least=0, below=1)]
+from feddkd.grammar import read_calls
+from feddkd.values import LATER, Value, checked
 
 
 @dataclass(frozen=True)
@@ -165,7 +127,7 @@ class Registry(Generic[T]):
 
     def parse(self, text: str) -> tuple[T, ...]:
         """The values of `a(...) | b(...) | ...`, in order. A bare name means all defaults."""
-        return tuple(self[name](**arguments) for name, arguments in _read(self.kind, text))
+        return tuple(self[name](**arguments) for name, arguments in read_calls(self.kind, text))
 
     def one(self, text: str) -> T:
         """The value of a single `name(...)`."""
@@ -202,58 +164,6 @@ class Registry(Generic[T]):
                 ) from error
 
 
-def checked(value: Any, annotation: Any, where: str) -> Any:
-    """The value, converted to what the annotation asks for; an error that names it otherwise."""
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, int) and abs(value) >= 2**63:
-        raise InputError(f"{where} must fit into 64 bits; this number has {value.bit_length()}")
-    if origin is Annotated:
-        value = checked(value, arguments[0], where)
-        for bound in arguments[1:]:
-            if value is not None and isinstance(bound, Bound) and not bound.holds(value):
-                raise InputError(f"{where} must be {bound}, not {value!r}")
-        return value
-    if origin is Literal:
-        if value not in arguments or isinstance(value, bool) != isinstance(arguments[0], bool):
-            raise InputError(f"{where} must be one of {', '.join(map(repr, arguments))}, not {value!r}")
-        return value
-    if origin in (typing.Union, types.UnionType):
-        return _checked_union(value, arguments, where)
-    if annotation is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if annotation is float and isinstance(value, float) and not math.isfinite(value):
-        raise InputError(f"{where} must be a finite number, not {value!r}")
-    if type(value) is not annotation:
-        raise InputError(f"{where} must be {_describe(annotation)}, not {value!r}")
-    return value
-
-
-def _checked_union(value: Any, members: tuple[Any, ...], where: str) -> Any:
-    """The first member of exactly the value's type wins, so that 1 stays a count where `int | float` is asked for."""
-    if value is None and type(None) in members:
-        return None
-    concrete = [member for member in members if member is not type(None)]
-    if any(typing.get_origin(member) is Literal and value in typing.get_args(member) for member in concrete):
-        return value
-    fits = [m for m in concrete if type(value) is _plain(m)] or [m for m in concrete if _plain(m) is float and type(value) is int]
-    if not fits and len(concrete) > 1:
-        raise InputError(f"{where} must be {' or '.join(_describe(_plain(m)) for m in concrete)}, not {value!r}")
-    return checked(value, (fits or concrete)[0], where)
-
-
-def _plain(annotation: Any) -> Any:
-    return typing.get_args(annotation)[0] if typing.get_origin(annotation) is Annotated else annotation
-
-
-def _describe(annotation: Any) -> str:
-    if typing.get_origin(annotation) is Literal:
-        return " or ".join(map(repr, typing.get_args(annotation)))
-    words = {int: "a whole number", float: "a number", bool: "True or False", str: "a text"}
-    return words.get(annotation, str(annotation))
-
-
 def _options(factory: Callable[..., Any]) -> list[Option]:
     """A factory's keywords. A parameter whose type is a dataclass stands for the dataclass's fields."""
     hints = typing.get_type_hints(factory, include_extras=True)
@@ -285,45 +195,3 @@ def _regroup(factory: Callable[..., Any], complete: Mapping[str, Any]) -> dict[s
         else:
             arguments[name] = complete[name]
     return arguments
-
-
-def _read(kind: str, text: str) -> list[tuple[str, dict[str, Value]]]:
-    if len(text) > LONGEST_TEXT:
-        raise InputError(f"this {kind} is spelled with {len(text)} characters; at most {LONGEST_TEXT} are read")
-    try:
-        with warnings.catch_warnings(action="ignore"):  # of odd literals, such as '\d'
-            tree = ast.parse(" ".join(text.splitlines()).strip(), mode="eval").body
-        return [_read_call(node) for node in _parts(tree)]
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
-        reason = str(error) if isinstance(error, InputError) else "it does not read as name(key=value, ...)"
-        raise InputError(f"cannot read the {kind} {text[:200]!r}: {reason}") from None
-
-
-def _parts(node: ast.expr) -> list[ast.expr]:
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
-        return [*_parts(node.left), *_parts(node.right)]
-    return [node]
-
-
-def _read_call(node: ast.expr) -> tuple[str, dict[str, Value]]:
-    if isinstance(node, ast.Name):
-        return node.id, {}
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
-        raise InputError(f"{ast.unparse(node)[:80]!r} is not of the form name(key=value, ...)")
-    if node.args:
-        raise InputError(f"options are given by name, as in key=value, not {ast.unparse(node.args[0])[:80]!r}")
-    arguments: dict[str, Value] = {}
-    for keyword in node.keywords:
-        if keyword.arg is None:
-            raise InputError("** has no meaning here")
-        if keyword.arg in arguments:
-            raise InputError(f"{keyword.arg} is given twice")
-        arguments[keyword.arg] = _read_value(keyword.arg, keyword.value)
-    return node.func.id, arguments
-
-
-def _read_value(key: str, node: ast.expr) -> Value:
-    value = ast.literal_eval(node)  # a ValueError here is reported by _read
-    if value is not None and not isinstance(value, bool | int | float | str):
-        raise InputError(f"{key} must be a number, a text, True, False or None")
-    return value

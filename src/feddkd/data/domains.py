@@ -11,7 +11,7 @@ from feddkd.data.examples import Data, Examples, from_arrays
 from feddkd.data.formats import Array
 from feddkd.data.registry import SOURCES, Source
 from feddkd.errors import InputError, choices
-from feddkd.spelling import Count
+from feddkd.values import Count
 
 DOMAINS = {"mnist": "mnist", "svhn": "svhn", "usps": "usps", "generated": "generated_digits", "mnist_m": "mnist_m"}
 

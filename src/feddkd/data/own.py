@@ -20,7 +20,7 @@ from feddkd.data.federation import stratified
 from feddkd.data.formats import Array, reads
 from feddkd.data.registry import SOURCES, Source
 from feddkd.errors import InputError, choices
-from feddkd.spelling import Bound
+from feddkd.values import Bound
 
 Side = Annotated[int, Bound(least=1, most=1024)]  # more is a slip
 Part = Annotated[float, Bound(above=0, below=1)]

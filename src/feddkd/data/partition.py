@@ -20,7 +20,8 @@ from feddkd.data.dirichlet import draw_fedgen, draw_plain
 from feddkd.data.label_skew import draw_exact, draw_independent, draw_shards, draw_star
 from feddkd.errors import InputError
 from feddkd.keys import Key, generator
-from feddkd.spelling import Count, Positive, Registry, Share, Spelled
+from feddkd.spelling import Registry, Spelled
+from feddkd.values import Count, Positive, Share
 
 
 @dataclass(frozen=True, eq=False)

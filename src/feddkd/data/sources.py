@@ -19,7 +19,7 @@ from feddkd.data.registry import SOURCES as SOURCES
 from feddkd.data.registry import Source as Source
 from feddkd.errors import InputError
 from feddkd.keys import generator
-from feddkd.spelling import Bound, Whole
+from feddkd.values import Bound, Whole
 
 Drawn = Annotated[int, Bound(least=1, most=1_000_000)]  # more is a slip
 DIGITS = tuple("0123456789")

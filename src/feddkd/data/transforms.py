@@ -14,7 +14,8 @@ from torch.nn.functional import pad as torch_pad
 
 from feddkd.errors import InputError
 from feddkd.keys import uniform
-from feddkd.spelling import Count, Positive, Registry, Spelled
+from feddkd.spelling import Registry, Spelled
+from feddkd.values import Count, Positive
 
 # (images, key, stream) -> images. The key is None outside training.
 StepFn = Callable[[Tensor, Tensor | None, int], Tensor]

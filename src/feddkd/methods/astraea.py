@@ -25,7 +25,7 @@ from feddkd.methods.registry import METHODS
 from feddkd.models import Model
 from feddkd.params import Groups, Tensors, combine, weighted_mean
 from feddkd.schedules import Repeat
-from feddkd.spelling import Count
+from feddkd.values import Count
 
 
 @METHODS.register

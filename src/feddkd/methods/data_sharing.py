@@ -15,7 +15,7 @@ from feddkd.methods.gathering import Gathering
 from feddkd.methods.local import Local, Variant, local_training
 from feddkd.methods.registry import METHODS
 from feddkd.schedules import Repeat
-from feddkd.spelling import Whole
+from feddkd.values import Whole
 
 
 @METHODS.register

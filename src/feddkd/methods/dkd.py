@@ -30,7 +30,7 @@ from feddkd.models import Mode, Model
 from feddkd.objectives import Divergence, distillation, reverse_distillation, squared_distance
 from feddkd.params import Groups, Tensors, add, combine, only, zeros
 from feddkd.schedules import Rate, Repeat, Schedule
-from feddkd.spelling import Count, Momentum, Positive, Whole
+from feddkd.values import Count, Momentum, Positive, Whole
 
 
 @METHODS.register

@@ -32,7 +32,7 @@ from feddkd.objectives import cross_entropy, distillation
 from feddkd.optimisers import Optimiser, adam, clip_norm, sgd
 from feddkd.params import Groups, Tensors
 from feddkd.schedules import Rate
-from feddkd.spelling import Count, Positive
+from feddkd.values import Count, Positive
 
 
 @dataclass(frozen=True, kw_only=True)

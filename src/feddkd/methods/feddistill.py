@@ -28,7 +28,7 @@ from feddkd.methods.registry import METHODS
 from feddkd.models import Model, Output
 from feddkd.objectives import distillation
 from feddkd.params import Groups, Tensors
-from feddkd.spelling import NonNegative
+from feddkd.values import NonNegative
 
 
 @METHODS.register

@@ -19,7 +19,7 @@ from feddkd.methods.registry import METHODS
 from feddkd.models import Model
 from feddkd.objectives import linear, proximal
 from feddkd.params import Groups, Tensors, add, combine, zeros
-from feddkd.spelling import Positive
+from feddkd.values import Positive
 
 
 @METHODS.register

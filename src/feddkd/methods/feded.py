@@ -24,7 +24,7 @@ from feddkd.methods.local import Local, local_training
 from feddkd.methods.registry import METHODS
 from feddkd.models import Model
 from feddkd.params import Groups, only
-from feddkd.spelling import NonNegative
+from feddkd.values import NonNegative
 
 AT_ONCE = 1000  # public examples that a client predicts in one step
 

@@ -37,7 +37,7 @@ from feddkd.objectives import Term, cross_entropy, distillation, diversity_loss
 from feddkd.optimisers import Optimiser, adam
 from feddkd.params import Groups, Tensors, only, to
 from feddkd.schedules import Rate
-from feddkd.spelling import Count, NonNegative, Positive
+from feddkd.values import Count, NonNegative, Positive
 
 # What is random in a step; the streams below 2000 belong to dropout and augmentation.
 LABELS, NOISE, NOISE_FOR_OWN_LABELS = 2000, 2001, 2002

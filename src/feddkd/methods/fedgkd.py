@@ -23,7 +23,7 @@ from feddkd.models import Model, Output
 from feddkd.objectives import distillation
 from feddkd.params import Groups, Tensors, combine, only, weighted_mean
 from feddkd.schedules import Rate
-from feddkd.spelling import Count, NonNegative, Positive
+from feddkd.values import Count, NonNegative, Positive
 
 
 @METHODS.register

@@ -31,7 +31,7 @@ from feddkd.methods.registry import METHODS
 from feddkd.models import Model
 from feddkd.models.chain import Layer, chain, move_inputs
 from feddkd.params import Groups, Tensors, only
-from feddkd.spelling import Whole
+from feddkd.values import Whole
 
 Weights = Literal["clients", "examples"]
 

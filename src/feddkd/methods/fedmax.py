@@ -14,7 +14,7 @@ from feddkd.methods.gathering import Gathering
 from feddkd.methods.local import Local, Variant, local_training
 from feddkd.methods.registry import METHODS
 from feddkd.objectives import activation_entropy
-from feddkd.spelling import NonNegative
+from feddkd.values import NonNegative
 
 
 @METHODS.register

@@ -18,7 +18,7 @@ from feddkd.methods.registry import METHODS
 from feddkd.models import Model, Output
 from feddkd.objectives import not_true_distillation
 from feddkd.params import Groups, Tensors
-from feddkd.spelling import NonNegative, Positive
+from feddkd.values import NonNegative, Positive
 
 
 @METHODS.register

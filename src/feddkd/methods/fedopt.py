@@ -13,7 +13,7 @@ from feddkd.methods.fedavg import fedavg
 from feddkd.methods.gathering import Gathering
 from feddkd.methods.local import Local
 from feddkd.methods.registry import METHODS
-from feddkd.spelling import Momentum, NonNegative, Positive
+from feddkd.values import Momentum, NonNegative, Positive
 
 
 @METHODS.register

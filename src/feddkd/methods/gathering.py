@@ -22,7 +22,7 @@ from feddkd.keys import fold, generator
 from feddkd.method import Collect, Finish, Fold, Phase, ServerFn, World
 from feddkd.models import Model
 from feddkd.params import Groups, Tensors, combine, trimmed_mean, zeros
-from feddkd.spelling import LATER, Bound, Positive
+from feddkd.values import LATER, Bound, Positive
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from feddkd.objectives import Term, cross_entropy
 from feddkd.optimisers import Optimiser, adam, sgd
 from feddkd.params import Groups, Tensors
 from feddkd.schedules import Rate, Schedule
-from feddkd.spelling import Count, Momentum, NonNegative, Positive
+from feddkd.values import Count, Momentum, NonNegative, Positive
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from feddkd.methods.registry import METHODS
 from feddkd.models import Model, Output
 from feddkd.objectives import contrast
 from feddkd.params import Groups, Tensors, only
-from feddkd.spelling import NonNegative, Positive
+from feddkd.values import NonNegative, Positive
 
 
 @METHODS.register

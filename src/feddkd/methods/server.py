@@ -22,7 +22,7 @@ from feddkd.models import Model
 from feddkd.optimisers import Optimiser, adam, adaptive, sgd
 from feddkd.params import Groups, Tensors, add
 from feddkd.schedules import Rate
-from feddkd.spelling import Momentum, NonNegative, Positive
+from feddkd.values import Momentum, NonNegative, Positive
 
 
 @METHODS.register
