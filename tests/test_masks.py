@@ -199,6 +199,10 @@ def test_for_an_exchange_there_is_one_set_of_survivors_for_ever() -> None:
     later = Cohort(session="later", round=2, kept=again.kept)
     later.masked(2)
     assert later.told(2, [2, 3, 5, 7, 8])
+    back = Cohort(session="back", kept=later.kept)
+    back.masked(2)
+    with pytest.raises(WireError, match="tells of it for no others"):
+        back.told(2, [2, 3, 5, 7, 8])
 
 
 @pytest.mark.parametrize(

@@ -50,10 +50,10 @@ def decode(words: Words, weight: Mapping[str, int], like: Groups) -> dict[str, d
     """A sum as the mean of its parts. Whole numbers (counters) are means, too, and rounded: the largest is in no sum."""
     numbers = torch.from_numpy(words.view(np.int64).astype(np.float64)) / 2.0**BITS
     places = _places(like, weight)
-    parts = dict(zip(places, numbers.split([like[group][name].numel() for group, name in places]), strict=True))
+    parts = dict(zip(places, torch.split(numbers, [like[group][name].numel() for group, name in places]), strict=True))
 
     def mean(group: str, name: str, form: torch.Tensor) -> torch.Tensor:
-        found = parts[group, name].reshape(form.shape) / weight[group]
+        found: torch.Tensor = parts[group, name].reshape(form.shape) / weight[group]
         return (found if form.is_floating_point() else found.round()).to(form.device, form.dtype)
 
     return {group: {name: mean(group, name, form) for name, form in like[group].items()} for group in weight}

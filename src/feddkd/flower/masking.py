@@ -57,14 +57,13 @@ class Secrets:
 
 
 def begin(client: int, session: str, digest: str, round: int, names: Sequence[str], kept: Kept) -> tuple[Page, Kept]:
-    """New secrets for every exchange of a round. For which survivors others were told of is not forgotten until a round later:
-    a server that goes on from its checkpoint plays a round again."""
-    here, before = (f"{digest}-{t}" for t in (round, round - 1))
+    """New secrets for every exchange of a round. For which survivors others were told of is not forgotten while the experiment is
+    the same: a server that goes on from its checkpoint plays a round again."""
     past = _read(kept, client).revealed if _tag(client) in kept else {}
     own = Secrets(
-        client, session, here, shares.new_key().hex(), {name: shares.new_key().hex() for name in names},
+        client, session, f"{digest}-{round}", shares.new_key().hex(), {name: shares.new_key().hex() for name in names},
         {name: shares.new_seed().hex() for name in names},
-        revealed={name: told for name, told in past.items() if name in (here, before)},
+        revealed={name: told for name, told in past.items() if name.startswith(f"{digest}-")},
     )  # fmt: skip
     return own.announce(), _write(kept, own)
 
