@@ -61,12 +61,15 @@ def test_every_question_that_the_paper_leaves_open_is_on_the_page(real: Paper) -
     assert [one for one in questions if one not in kept] == []
 
 
-@pytest.mark.parametrize(("readme", "least"), [("papers/feddkd/README.md", 40), ("README.md", 10)])
-def test_means_in_a_readme_are_those_of_the_page(readme: str, least: int) -> None:
-    means = re.findall(r"\d[\d.]* ± [\d.]*\d", (ROOT / readme).read_text(encoding="utf-8"))
-    kept = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8").replace("* |", " |")  # a star is for a note
-    assert len(means) >= least
-    assert [mean for mean in means if f"| {mean} |" not in kept] == []
+def reproduced(mean: str) -> bool:
+    """Whether a mean and its spread are on the page of the reproduction; a star there is for a note."""
+    return f"| {mean} |" in (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8").replace("* |", " |")
+
+
+def test_means_in_the_papers_readme_are_those_of_the_page() -> None:
+    means = re.findall(r"\d[\d.]* ± [\d.]*\d", (ROOT / "papers" / "feddkd" / "README.md").read_text(encoding="utf-8"))
+    assert len(means) > 40
+    assert [mean for mean in means if not reproduced(mean)] == []
 
 
 # Short runs, made again
@@ -135,7 +138,7 @@ PAGES = [
     *(path for path in sorted((ROOT / "docs").rglob("*.md")) if path.name not in ("reproduction.md", "table.md")),
 ]
 MEASURED = re.compile(
-    r"(\d+(?:\.\d+)?) (ms|us|TFLOP/s)(?![\w/])|(\d+\.\d+) (s|x|%|points)(?!\w)|(\d+) (s|min)(?!\w)|(\d+\.\d+ ?± ?\d)"
+    r"(\d+(?:\.\d+)?) (ms|us|TFLOP/s)(?![\w/])|(\d+\.\d+) (s|x|%|points)(?!\w)|(\d+) (s|min)(?!\w)|(\d+\.\d+ ?± ?\d[\d.]*)"
 )
 GIVEN = {"30 s", "600 s"}  # not measured: how long benchmarks repeat, and how long Flower waits
 MARK, NOT_KEPT = "(*)", "not kept"
@@ -197,7 +200,7 @@ def test_every_measured_number_is_in_a_record_or_marked(path: Path) -> None:
         pool = known.get(job, known[""])
         for found in MEASURED.finditer(re.sub(r"`[^`]*`", "", passage)):
             number, unit = ([part for part in found.groups() if part] + [""])[:2]
-            there = any(agrees(number, value) for value in pool.get(unit, []))
+            there = reproduced(number) or any(agrees(number, value) for value in pool.get(unit, []))
             assert there or MARK in passage or found[0] in GIVEN, f"{found[0]!r} is in no record; mark it {MARK}: {passage}"
 
 

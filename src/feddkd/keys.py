@@ -6,6 +6,7 @@ state.
 """
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,14 @@ def fold(key: Key) -> int:
 
 def step_keys(key: Key, steps: int) -> "np.typing.NDArray[np.int64]":
     """A number for each step of a path, as `fold` would give; one hash for all of them, since there are many."""
-    first = np.uint64(fold(("steps", *key)))
-    walk = first + np.arange(steps, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)  # wraps; `uniform` does the mixing
+    numbers: np.typing.NDArray[np.int64] = many_step_keys([key], steps)[0]
+    return numbers
+
+
+def many_step_keys(keys: Sequence[Key], steps: int) -> "np.typing.NDArray[np.int64]":
+    """Those of several paths: (paths, steps)."""
+    first = np.array([fold(("steps", *key)) for key in keys], np.uint64)
+    walk = first[:, None] + np.arange(steps, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)  # wraps; `uniform` does the mixing
     return (walk >> np.uint64(1)).astype(np.int64)
 
 

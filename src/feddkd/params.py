@@ -25,6 +25,14 @@ def add(a: Tensors, b: Tensors, scale: Tensor | float = 1.0) -> dict[str, Tensor
     return combine(lambda x, y: x + scale * y, a, b)
 
 
+def add_at_once(a: Tensors, b: Tensors, scale: Tensor | float = 1.0) -> dict[str, Tensor]:
+    """The same to the bit, with two launches for all tensors together; not under vmap, which knows no operations on lists."""
+    if not a:
+        return {}
+    scaled = torch._foreach_mul([b[name] for name in a], scale)
+    return dict(zip(a, torch._foreach_add(list(a.values()), scaled), strict=True))
+
+
 def zeros(like: Tensors) -> dict[str, Tensor]:
     return combine(torch.zeros_like, like)
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal
 
 import numpy as np
@@ -35,32 +36,39 @@ class Reads:
         """Mini-batches read in one exchange by a client with so many examples."""
         return self.epochs * self.batches_an_epoch(examples) if self.steps is None else self.steps
 
+    def sizes(self, examples: int) -> list[int]:
+        """Of those mini-batches: all are full but an epoch's last."""
+        each, count = self.batches_an_epoch(examples), self.count(examples)
+        epoch = [self.batch_size] * (each - 1) + [min(self.batch_size, examples - (each - 1) * self.batch_size)]
+        return (epoch * -(-count // each))[:count]
+
     def examples(self, examples: int) -> int:
-        """Read in one exchange by a client with so many, each time counted: all batches are full but an epoch's last."""
-        each = self.batches_an_epoch(examples)
-        epoch = min(each * self.batch_size, examples)
-        epochs, more = divmod(self.count(examples), each)
-        return epochs * epoch + min(more * self.batch_size, epoch)
+        """Read in one exchange by a client with so many, each time counted."""
+        return sum(self.sizes(examples))
 
 
 def draw(reads: Reads, examples: int, key: Key) -> list[Indices]:
-    """The positions of each mini-batch, in reading order. The key ends in (..., step, client).
+    """The positions of each mini-batch, in reading order. The key ends in (..., step, client)."""
+    line, sizes = line_up(reads, examples, key)
+    return [line[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
+
+
+def line_up(reads: Reads, examples: int, key: Key) -> tuple[Indices, list[int]]:
+    """The positions in reading order, and how many of them each mini-batch takes.
 
     A batch that takes in everything is read in stored order: nothing random is left in it, not even the order of a sum.
     """
     if reads.aside:
-        return [spared(reads, examples, key)]
-    aside = spared(reads, examples, key) if reads.spare and examples > 1 else None
-    free = None if aside is None else np.setdiff1d(np.arange(examples), aside)
-    count, size = examples if free is None else len(free), reads.batch_size
-    random = generator(("batches", *key)) if reads.random and count > size else None
-    wanted, per_epoch = reads.count(count), reads.batches_an_epoch(count)
-    batches: list[Indices] = []
-    while len(batches) < wanted:
-        order = np.arange(count) if random is None else random.permutation(count)
-        order = order if free is None else free[order]
-        batches += [order[i * size : (i + 1) * size] for i in range(min(per_epoch, wanted - len(batches)))]
-    return batches
+        aside = spared(reads, examples, key)
+        return aside, [len(aside)]
+    free = np.setdiff1d(np.arange(examples), spared(reads, examples, key)) if reads.spare and examples > 1 else None
+    count = examples if free is None else len(free)
+    sizes, each = reads.sizes(count), reads.batches_an_epoch(count)
+    random = generator(("batches", *key)) if reads.random and count > reads.batch_size else None
+    epochs = [(np.arange(count) if random is None else random.permutation(count))[: each * reads.batch_size]
+              for _ in range(0, len(sizes), each)]  # fmt: skip
+    line = (epochs[0] if len(epochs) == 1 else np.concatenate(epochs))[: sum(sizes)]
+    return line if free is None else free[line], sizes
 
 
 def spared(reads: Reads, examples: int, key: Key) -> Indices:

@@ -108,7 +108,7 @@ class Batched:
 
     def _fold(self, exchange: Exchange, client: Fold, orders: Sequence[Order]) -> list[Reply]:
         lanes = self.store.lay_out(exchange.phase.reads, orders)
-        width = max((len(batch) for lane in lanes for batch in lane.batches[:1]), default=0)
+        width = max((size for lane in lanes for size in lane.sizes[:1]), default=0)
         kind = f"{exchange.phase.name}, batches of {width}"
         size = self._at_once(kind, exchange, client, orders, lanes)
         done: list[Groups] = []  # uploads, stacked, chunk by chunk
@@ -143,12 +143,19 @@ class Batched:
         memos = [self._memo(orders[lane.order].run, lane.client) for lane in lanes]
         common = set.intersection(*(set(own) for own in memos))  # in an evaluation only some may hold a teacher, say
         memo = stacked([{group: own[group] for group in common} for own in memos])
-        over, number = None if shared else 0, torch.arange(len(lanes), device=self.device)
-        carry = vmap(lambda s, m, _: client.start(self.model, s, m), (over, 0, 0))(sent, memo, number)
+        carry = self._started(client, sent, memo, shared, len(lanes))
         work = Work(
             self.model, self.store, exchange.phase, client, sent, shared, Tape.of(lanes, self.dtype, self.device), self.dtype
         )
         return Begun(work, carry, memo, memos)
+
+    def _started(self, client: Fold, sent: Groups, memo: Groups, shared: bool, lanes: int) -> Groups:
+        if shared and not memo:  # everybody starts alike: once will do
+            same = client.start(self.model, sent, memo)
+            return {g: {name: tensor.expand(lanes, *tensor.shape) for name, tensor in own.items()} for g, own in same.items()}
+        over, number = None if shared else 0, torch.arange(lanes, device=self.device)
+        carry: Groups = vmap(lambda s, m, _: client.start(self.model, s, m), (over, 0, 0))(sent, memo, number)
+        return carry
 
     def _fold_chunk(self, exchange: Exchange, client: Fold, orders: Sequence[Order], lanes: Sequence[Lane]) -> Groups:
         """The lanes' uploads, stacked; the memos move on."""

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.func import vmap
-from torch.utils._pytree import tree_leaves
 
 from feddkd.engines import Order
 from feddkd.engines.lanes import Store
@@ -18,8 +17,9 @@ from feddkd.engines.lessons import Course, Memo, draw_up
 from feddkd.engines.serial import gather
 from feddkd.engines.strategies import WAYS, Chooser
 from feddkd.engines.teaching import Desk, Programme, looped, programme
-from feddkd.engines.tracing import compiled, traced
-from feddkd.engines.work import stacked, take
+from feddkd.engines.tracing import compiled
+from feddkd.engines.trimming import trimmed
+from feddkd.engines.work import Shapes, shapes, stacked, take
 from feddkd.method import Collect, Exchange, Gradient
 from feddkd.models import Model
 from feddkd.params import Groups, Tensors
@@ -34,7 +34,7 @@ class Kind(NamedTuple):
     strategy: str
     client: Gradient
     mean: bool
-    shapes: tuple[torch.Size, ...]
+    shapes: tuple[Shapes, ...]
 
 
 class Gradients:
@@ -111,7 +111,8 @@ class Gradients:
 
         runs, clients, size = course.lessons[-1].batches.y.shape[1:]
         kind = f"{exchange.phase.name}, {runs} x {clients} clients of {size}"
-        name = self.chooser.pick(kind, self._names(runs), round_by, per=exchange.steps)
+        names = () if kind in self.chooser.chosen else self._names(runs)
+        name = self.chooser.pick(kind, names, round_by, per=exchange.steps)
         self._desks = {key: desk for key, desk in self._desks.items() if key.strategy in self.chooser.chosen.values()}
         return self._by(name, exchange, client, course, sents, exchange.step - 1)
 
@@ -126,16 +127,15 @@ class Gradients:
     def _by(
         self, name: str, exchange: Exchange, client: Gradient, course: Course, sents: Sequence[Groups], step: int
     ) -> list[Tensors]:
-        shapes = tuple(tensor.shape for tensor in tree_leaves((course.lessons, list(sents))))
-        key = Kind(name, client, _is_mean(exchange), shapes)
+        key = Kind(name, client, _is_mean(exchange), course.shapes + tuple(map(shapes, sents)))
         if name in WAYS:
             return self._desk(key, course, sents).slopes(course, sents, step)
         sent, number = stacked(list(sents)), torch.full((1,), step, device=self.store.x.device)
         plan = self._traces.get(key) or self._programme(key, len(sents))
         if key not in self._traces and name == "traced":
-            teach = traced(plan.teach, course.lessons)
+            teach = trimmed(plan.teach, course.lessons)
             said = teach(course.lessons)
-            plan = self._traces[key] = Programme(teach, traced(plan.slopes, sent, course.lessons, said, number))
+            plan = self._traces[key] = Programme(teach, trimmed(plan.slopes, sent, course.lessons, said, number))
         turn = name, id(course)
         if turn not in self._said:
             self._said[turn] = plan.teach(course.lessons)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from feddkd.engines import Order
 from feddkd.engines.lanes import Lane, Store, Tape
-from feddkd.engines.work import stacked
+from feddkd.engines.work import Shapes, shapes, stacked
 from feddkd.method import Batch, Collect, Exchange
 from feddkd.params import Groups
 
@@ -31,6 +31,7 @@ class Course(NamedTuple):
     orders: list[int]  # which of the exchange's they are
     clients: list[list[list[int]]]  # lesson -> run -> positions in its cohort
     lessons: list[Lesson]
+    shapes: tuple[Shapes, ...]  # of the lessons' tensors
 
 
 class Reading(NamedTuple):
@@ -44,7 +45,7 @@ class Reading(NamedTuple):
     @property
     def shape(self) -> tuple[tuple[int, int], ...]:
         """(clients, their batch size) for each lesson: runs of the same shape go together."""
-        return tuple((len(group), len(self.lanes[group[0]].batches[0])) for group in self.groups)
+        return tuple((len(group), self.lanes[group[0]].sizes[0]) for group in self.groups)
 
 
 def draw_up(
@@ -63,14 +64,17 @@ def draw_up(
 def _reading(exchange: Exchange, at: int, order: Order, store: Store, norm: bool) -> Reading:
     """The batches are those of the phase's repetitions."""
     repetitions = [order._replace(key=(*order.key[:-1], step)) for step in range(1, exchange.steps + 1)]
-    drawn = [store.lay_out(exchange.phase.reads, [one]) for one in repetitions]
-    lanes = [
-        Lane(at, own[0].client, [lane.batches[0] for lane in own], np.array([lane.keys[0] for lane in own]))
-        for own in zip(*drawn, strict=True)
-    ]
-    sizes = [len(lane.batches[0]) for lane in lanes]
+    drawn, clients = store.lay_out(exchange.phase.reads, repetitions), len(order.cohort)
+    lanes = [_joined(at, drawn[position::clients]) for position in range(clients)]
+    sizes = [lane.sizes[0] for lane in lanes]
     alike = [[at for at, own in enumerate(sizes) if own == size] for size in sorted(set(sizes))]
     return Reading(at, lanes, _weights(exchange, order, store), alike if norm else [list(range(len(lanes)))])
+
+
+def _joined(at: int, lanes: Sequence[Lane]) -> Lane:
+    """A client's repetitions, of one batch each, as batches of one lane."""
+    line, keys = np.concatenate([lane.line for lane in lanes]), np.concatenate([lane.keys for lane in lanes])
+    return Lane(at, lanes[0].client, line, [len(lane.line) for lane in lanes], keys)
 
 
 def _course(
@@ -88,7 +92,8 @@ def _course(
             _batches(exchange, lanes, store, dtype, shape),
             torch.tensor(weight, dtype=dtype).reshape(shape).to(store.x.device, non_blocking=True),
         ))  # fmt: skip
-    return Course([reading.order for reading in team], clients, lessons)
+    found = tuple((*shapes(lesson.memo), *(tuple(own.shape) for own in (*lesson.batches, lesson.weight))) for lesson in lessons)
+    return Course([reading.order for reading in team], clients, lessons, found)
 
 
 def _batches(exchange: Exchange, lanes: list[Lane], store: Store, dtype: torch.dtype, shape: tuple[int, int]) -> Batch:

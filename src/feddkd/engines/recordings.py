@@ -175,7 +175,7 @@ class Recordings:
             here = work.head(active)
             if width is None:
                 for step in span[:steps]:
-                    carry = advance(here, carry, step, active, here.many)
+                    carry = advance(here, carry, step, active, here.walk)
             else:
                 carry = self._recording(here, carry, width, way).run(here, carry, span[:steps])
             if steps is not None:

@@ -14,14 +14,16 @@ All give the same numbers up to rounding. `auto` times some steps of the job at 
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import torch
+from torch import Tensor
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_structure, tree_unflatten
 
 from feddkd.engines.recordings import Recordings, Way
-from feddkd.engines.tracing import traced
-from feddkd.engines.work import Step, Work, lanes_in, run_loop, run_vmap
+from feddkd.engines.trimming import trimmed
+from feddkd.engines.work import Walk, Work, lanes_in, run_loop, run_vmap
 from feddkd.errors import InputError, choices
 from feddkd.method import Batch
 from feddkd.params import Groups
@@ -53,7 +55,7 @@ class Chooser:
         self.strategy, self.known, self.device = strategy, known, device
         self.chosen: dict[str, str] = {}  # what kind of work -> strategy
         self.recordings = Recordings()
-        self.traces: dict[tuple[object, ...], Step] = {}
+        self.traces: dict[tuple[object, ...], Callable[..., list[Tensor]]] = {}
 
     @property
     def fuses(self) -> bool:
@@ -82,16 +84,20 @@ class Chooser:
             return lambda work, carry, steps: run_vmap(work, carry, steps, self._traced)
         return {"vmap": run_vmap, "loop": run_loop}[name]
 
-    def _traced(self, work: Work) -> Step:
-        """Traced anew for another client or inputs of other shapes."""
+    def _traced(self, work: Work) -> Walk:
+        """Traced anew for another client or inputs of other shapes; flat, since taking nested tensors apart takes time too."""
 
-        def call(sent: Groups, carry: Groups, batch: Batch) -> Groups:
-            key = (work.client, work.shared, batch.x.shape, work.shapes)
-            if key not in self.traces:
-                self.traces[key] = traced(work.many, sent, carry, batch)
-            return self.traces[key](sent, carry, batch)
+        def walk(sent: Groups, carry: Groups, batches: Iterable[Batch]) -> Groups:
+            given, (flat, shape) = tree_leaves(sent), tree_flatten(carry)
+            for batch in batches:
+                key = (work.client, work.shared, batch.x.shape, work.shapes)
+                if key not in self.traces:
+                    self.traces[key] = trimmed(_flat(work, sent, shape), *given, *flat, *batch)
+                flat = self.traces[key](*given, *flat, *batch)
+            moved: Groups = tree_unflatten(flat, shape)
+            return moved
 
-        return call
+        return walk
 
     def pick(self, kind: str, names: Sequence[str], trial: Trial, most: int = 1, per: int = 1, level: int = logging.INFO) -> str:
         """The strategy for this kind of work: the one asked for, or the quickest of those named in trials of at most so many
@@ -112,7 +118,8 @@ class Chooser:
         seconds: dict[str, float] = {}
         for name in names:
             try:
-                seconds[name] = self._first(partial(trial, name), min(seconds.values(), default=0.0), name in WAYS)
+                prepares = name in WAYS or name == "traced"
+                seconds[name] = self._first(partial(trial, name), min(seconds.values(), default=0.0), prepares)
             except InputError:
                 raise
             except Exception as error:
@@ -127,10 +134,11 @@ class Chooser:
                     seconds[name] = min(seconds[name], self._clock(partial(trial, name), steps))
         return seconds
 
-    def _first(self, trial: Callable[[int], object], best: float, records: bool) -> float:
-        """A first impression, after warming up; that itself will do where it took far too long and recorded nothing."""
+    def _first(self, trial: Callable[[int], object], best: float, prepares: bool) -> float:
+        """A first impression, after warming up; that itself will do where it took far too long and nothing was recorded or traced
+        in it, which on a busy machine takes seconds."""
         warm = self._clock(trial, 1)
-        return warm if warm > max(HOPELESS * best, HOPELESS * PATIENCE) and not records and best else self._clock(trial, 1)
+        return warm if warm > max(HOPELESS * best, HOPELESS * PATIENCE) and not prepares and best else self._clock(trial, 1)
 
     def _clock(self, trial: Callable[[int], object], steps: int) -> float:
         wait_for(self.device)
@@ -138,6 +146,18 @@ class Chooser:
         trial(steps)
         wait_for(self.device)
         return (time.perf_counter() - began) / steps
+
+
+def _flat(work: Work, sent: Groups, shape: TreeSpec) -> Callable[..., list[Tensor]]:
+    """A step over the lanes, of tensors side by side: what is sent, carry, batch -> carry."""
+    given, parts = tree_structure(sent), len(Batch._fields)
+
+    def step(*leaves: Tensor) -> list[Tensor]:
+        at = given.num_leaves
+        carry = tree_unflatten(leaves[at:-parts], shape)
+        return shape.flatten_up_to(work.many(tree_unflatten(leaves[:at], given), carry, Batch(*leaves[-parts:])))
+
+    return step
 
 
 def _first_line(error: Exception) -> str:

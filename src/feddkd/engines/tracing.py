@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._functorch.compile_utils import fx_graph_cse
+from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import fold, pad
 from torch.utils._pytree import tree_map
@@ -21,7 +22,7 @@ from feddkd.engines.convolving import fusing
 aten = torch.ops.aten
 
 
-def traced(function: Callable[..., Any], *example: Any) -> Callable[..., Any]:
+def traced(function: Callable[..., Any], *example: Any) -> GraphModule:
     """The function as a graph for inputs of the example's shapes."""
     table: dict[Any, Callable[..., Any]] = {
         aten.convolution.default: _convolution,
@@ -32,8 +33,7 @@ def traced(function: Callable[..., Any], *example: Any) -> Callable[..., Any]:
     lean = fx_graph_cse(module.graph)  # forward and backward read the same patches: cut them once
     lean.set_codegen(module.graph._codegen)  # how nested inputs are taken apart
     module.graph = lean
-    graph: Callable[..., Any] = module
-    return graph
+    return module
 
 
 def compiled(

@@ -1,6 +1,6 @@
 """The work of a fold over many lanes, and the two ways to do it that need no GPU."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
@@ -13,6 +13,8 @@ from feddkd.engines.lanes import Store, Tape
 from feddkd.method import Batch, Fold, Phase
 from feddkd.models import Model
 from feddkd.params import Groups
+
+AHEAD = 1 << 20  # numbers that are read at once
 
 
 def take(groups: Groups, lane: int) -> Groups:
@@ -93,48 +95,72 @@ class Work:
         cut = tape.indices[step, lanes, :width], tape.share[step, lanes, :width], tape.keys[step, lanes]
         return self.store.read(*cut, self.dtype, self.phase.reads.random)
 
+    def read_on(self, span: range, lanes: int, width: int) -> Iterator[Batch]:
+        """The batches of some steps of the first lanes. Small ones are read many steps at once, which costs little more."""
+        ahead = max(1, AHEAD // (lanes * width * self.store.x[0].numel()))
+        for at in span[::ahead]:
+            rows, tape = slice(at, min(at + ahead, span.stop)), self.tape
+            cut = tape.indices[rows, :lanes, :width], tape.share[rows, :lanes, :width], tape.keys[rows, :lanes]
+            indices, share, keys = (tensor.flatten(0, 1) for tensor in cut)
+            read = self.store.read(indices, share, keys, self.dtype, self.phase.reads.random)
+            yield from map(Batch._make, zip(*(tensor.reshape(-1, lanes, *tensor.shape[1:]) for tensor in read), strict=True))
+
     def one(self, sent: Groups, carry: Groups, batch: Batch) -> Groups:
         return self.client.step(self.model, sent, carry, batch)
 
     def many(self, sent: Groups, carry: Groups, batch: Batch) -> Groups:
         return vmap(self.one, (None if self.shared else 0, 0, 0))(sent, carry, batch)
 
-    def plateaus(self) -> Iterator[tuple[int, range]]:
-        """(lanes at work, steps for which it is those)."""
-        for active, steps in groupby(range(len(self.tape.active)), key=lambda step: self.tape.active[step]):
+    def walk(self, sent: Groups, carry: Groups, batches: Iterable[Batch]) -> Groups:
+        for batch in batches:
+            carry = self.many(sent, carry, batch)
+        return carry
+
+    def plateaus(self) -> Iterator[tuple[int, int | None, range]]:
+        """(lanes at work, width of their batches, steps for which it is those). Width None: batch norm, which feels padding,
+        and batches of different sizes in one step."""
+
+        def kind(step: int) -> tuple[int, int | None]:
+            sizes = self.tape.sizes[step, : self.tape.active[step]]
+            even = not self.model.norm_names or (sizes == sizes[0]).all()
+            return len(sizes), int(sizes.max()) if even else None
+
+        for (active, width), steps in groupby(range(len(self.tape.active)), key=kind):
             at = list(steps)
-            yield active, range(at[0], at[-1] + 1)
+            yield active, width, range(at[0], at[-1] + 1)
 
 
-Step = Callable[[Groups, Groups, Batch], Groups]  # (sent, carry, batch) -> carry, over lanes
+Walk = Callable[[Groups, Groups, Iterable[Batch]], Groups]  # (sent, carry, batches of equal size) -> carry, over lanes
 
 
-def run_vmap(work: Work, carry: Groups, steps: int | None = None, by: Callable[[Work], Step] = lambda work: work.many) -> Groups:
-    """Step by step over all lanes at work; finished lanes leave."""
+def run_vmap(work: Work, carry: Groups, steps: int | None = None, by: Callable[[Work], Walk] = lambda work: work.walk) -> Groups:
+    """Step by step over all lanes at work, so many steps or all of them; finished lanes leave."""
     finished: list[Groups] = []
-    for active, span in work.plateaus():
+    for active, width, span in work.plateaus():
         if active < lanes_in(carry):
             finished.append(part(carry, active, None))
             carry = part(carry, 0, active)
-        here = work.head(active)
-        for step in span[:steps]:
-            carry = advance(here, carry, step, active, by(here))
-        if steps is not None:
+        here, span = work.head(active), span[:steps]
+        if width is None:
+            for step in span:
+                carry = advance(here, carry, step, active, by(here))
+        else:
+            carry = by(here)(here.sent, carry, here.read_on(span, active, width))
+        steps = None if steps is None else steps - len(span)
+        if steps == 0:
             break
     return join([carry, *reversed(finished)])
 
 
-def advance(work: Work, carry: Groups, step: int, active: int, call: Step) -> Groups:
-    """One step of all lanes. Batch norm feels padding, so there lanes with batches of different sizes go separately."""
+def advance(work: Work, carry: Groups, step: int, active: int, walk: Walk) -> Groups:
+    """One step of all lanes where those with batches of different sizes must go separately."""
     sizes = work.tape.sizes[step, :active]
-    if not work.model.norm_names or (sizes == sizes[0]).all():
-        return call(work.sent, carry, work.read(step, slice(0, active), int(sizes.max())))
     moved: list[Groups | None] = [None] * active
     for size in sorted(set(sizes.tolist())):
         which = [lane for lane in range(active) if sizes[lane] == size]
         index = torch.tensor(which, device=work.tape.indices.device)
         sent = work.sent if work.shared else chosen(work.sent, index)
-        after = call(sent, chosen(carry, index), work.read(step, index, size))
+        after = walk(sent, chosen(carry, index), [work.read(step, index, size)])
         for at, lane in enumerate(which):
             moved[lane] = take(after, at)
     return stacked([lane for lane in moved if lane is not None])

@@ -28,7 +28,7 @@ from feddkd.methods.gathering import PLAINLY, Gathering, gathered
 from feddkd.methods.registry import METHODS
 from feddkd.models import Mode, Model
 from feddkd.objectives import Divergence, distillation, reverse_distillation, squared_distance
-from feddkd.params import Groups, Tensors, add, combine, only, zeros
+from feddkd.params import Groups, Tensors, add, add_at_once, combine, only, zeros
 from feddkd.schedules import Rate, Repeat, Schedule
 from feddkd.values import Count, Momentum, Positive, Whole
 
@@ -145,9 +145,9 @@ def _open(momentum: bool, auto: bool, model: Model, state: Groups, world: World)
 def _descend(momentum: float, model: Model, state: Groups, collected: Groups, rates: Tensors) -> Groups:
     direction = collected["gradient"]
     if momentum:
-        direction = add(direction, state["dkd_velocity"], momentum * rates["later"])
+        direction = add_at_once(direction, state["dkd_velocity"], momentum * rates["later"])
         state = {**state, "dkd_velocity": direction}
-    return {**state, "params": add(state["params"], direction, -rates["lr"])}
+    return {**state, "params": add_at_once(state["params"], direction, -rates["lr"])}
 
 
 def _cautious(momentum: float, model: Model, state: Groups, collected: Groups, rates: Tensors) -> Groups:
