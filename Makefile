@@ -33,7 +33,7 @@ docs: $(DONE) ## the documentation as a site: build/site/index.html; nothing is 
 	@echo build/site/index.html
 
 federation: $(DONE) ## Flower for real, the long tests: nodes killed in each phase, restarts, strangers, plain Flower, Ray (where it is installed)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m federation tests/test_deployment.py
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m federation tests/test_deployment.py tests/test_secure_deployment.py
 
 methods-docs: $(DONE) ## write docs/methods from the methods' own files
 	$(BIN)/feddkd methods --markdown docs/methods

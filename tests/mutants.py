@@ -21,6 +21,8 @@ PRIVACY = ("tests/test_privacy.py",)
 FAULTS = ("tests/test_faults.py",)
 FLOWER = ("tests/test_flower.py",)
 DOOR = ("tests/test_door.py",)
+MASKS = ("tests/test_masks.py",)
+SECURE = ("tests/test_secure.py",)
 
 
 class Mutant(NamedTuple):
@@ -141,9 +143,27 @@ MUTANTS = [
            """if not scope["path"].startswith(OPEN)""", """if False""", DOOR),
     Mutant("requests of unknown length have no end", "flower/door.py", "if seen <= most", "if True", DOOR),
     Mutant("uploads over the wire are not looked at", "engines/flower.py",
-           "check(upload, pattern, finite=training)", "None", FLOWER),
+           "check(upload, pattern, finite=training)", "upload", FLOWER),
     Mutant("a client that has not begun holds nothing", "engines/flower.py",
            """{"expects": self.held.get(client, FIRST),""", """{"expects": self.held.get(client, FIRST) or NOTHING,""", FLOWER),
+    Mutant("uploads go out without their masks", "flower/masking.py",
+           "words = words + mask(", "words = words + 0 * mask(", MASKS),
+    Mutant("one key for all exchanges of a round", "flower/masking.py",
+           "{name: shares.new_key().hex() for name in names},", "dict.fromkeys(names, shares.new_key().hex()),", MASKS),
+    Mutant("a mask is used a second time", "flower/masking.py", " or name in own.masked:", ":", MASKS),
+    Mutant("an exchange is told of for any survivors", "flower/masking.py", "if told != there:", "if False:", MASKS),
+    Mutant("an exchange is told of for too few survivors", "flower/masking.py",
+           "if len(there) < own.threshold:", "if False:", MASKS),
+    Mutant("seeds of the silent are told, and keys of survivors", "flower/masking.py",
+           'held["seeds" if int(member) in there else "keys"]', 'held["keys" if int(member) in there else "seeds"]', MASKS),
+    Mutant("a node that insists on masks forgets to", "flower/desk.py",
+           'if own.secure and page["key"][0]', 'if False and page["key"][0]', SECURE),
+    Mutant("masked uploads weigh the same", "engines/masks.py",
+           "examples if rule is Collect.MEAN_BY_EXAMPLES else clients", "clients", SECURE),
+    Mutant("masks shared with the silent stay in the sum", "engines/secure.py",
+           "yield -pairwise(", "yield 0 * pairwise(", SECURE),
+    Mutant("shares are not held to what was announced", "engines/secure.py",
+           "if found.hex() != known:", "if False:", SECURE),
     Mutant("a confusion matrix lies on its side", "evaluate.py",
            "(true * present[:, None]).T @ taken", "(taken * present[:, None]).T @ true", ("tests/test_page.py",)),
     Mutant("a name in a record may end the script it stands in", "page/__init__.py",

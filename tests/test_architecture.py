@@ -41,7 +41,10 @@ FLOORS = [
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 FILES = sorted(SOURCE.rglob("*.py"))
-FLOWER = [SOURCE / "engines" / "flower.py", SOURCE / "engines" / "letters.py", *(SOURCE / "flower").glob("*.py")]
+FLOWER = [
+    *(SOURCE / "engines" / f"{name}.py" for name in ("flower", "letters", "secure", "shares")),
+    *(SOURCE / "flower").glob("*.py"),
+]
 
 
 def room_of(path: Path) -> str:

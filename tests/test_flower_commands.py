@@ -37,6 +37,8 @@ WRONG = {
     "up tiny.toml --data nowhere --set data=emnist": "nowhere",
     "client host:1 --part 0 --parts 2 --key k --authority k --port {taken}": "cannot listen on 127.0.0.1:{taken}: ",
     "server tiny.toml --folder made --keys keys --host 127.0.0.1 --port {taken}": "cannot listen on 127.0.0.1:{taken}: ",
+    "up tiny.toml --secure": "secure aggregation sums over at least 3 clients, and a cohort has 2",
+    "server tiny.toml --folder full --keys keys --secure --threshold 0.5": "more than a half and at most 1, not 0.5",
     "client host:1 --part 2 --parts 2 --key k --authority k": "parts are counted from 0 to 1",
     "client host:1 --part 0 --parts 2 --key nokey --authority k": "there is no file nokey",
     "client host:1 --part 0 --parts 2 --key k --authority k --load none.py:load": "there is no file 'none.py'",

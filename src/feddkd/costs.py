@@ -27,7 +27,7 @@ class Costs:
         return Costs(
             self.communications + 1,
             self.local_steps + sum(phase.reads.count(n) for n in sizes) / active,
-            self.bytes_up + sum(_uploaded(phase, reply) for reply in replies),
+            self.bytes_up + sum(_uploaded(phase, reply) for reply in replies if not reply.short),
             self.bytes_down + sum(len(order.cohort) * bytes_of(order.sent) for order in orders),
         )
 

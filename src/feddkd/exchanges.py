@@ -151,8 +151,11 @@ class Exchanges:
         examples = [sizes[client] for client in clients]
         if phase.asks_clients and asked.orders:
             run.costs = run.costs.after(phase, asked.orders, replies, examples, len(turn.cohort))
+        short = next((reply.short for reply in replies if reply.short), None)
         if len(turn.cohort) < self.tolerance.min_clients:
-            _end(exchange, turn, self.tolerance.min_clients)
+            short = len(turn.cohort), self.tolerance.min_clients
+        if short:
+            _end(exchange, turn, *short)
         elif replies:
             who = _who(tuple(clients), tuple(examples), len(sizes), run.like.dtype, run.like.device)
             run.state = phase.server(self.model, run.state, _together(phase, replies, sizes), {**asked.rates, **who})
@@ -191,8 +194,8 @@ def _note_missing(exchange: Exchange, asked: Asked, replies: Sequence[Reply]) ->
         raise NobodyAnsweredError(f"nobody answered {turn.where(exchange)}")
 
 
-def _end(exchange: Exchange, turn: Turn, least: int) -> None:
-    turn.over, answered = True, len(turn.cohort)
+def _end(exchange: Exchange, turn: Turn, answered: int, least: int) -> None:
+    turn.over = True
     turn.row["ended"] = {"phase": exchange.phase.name, "step": exchange.step, "answered": answered, "min_clients": least}
     log.warning("too few clients answered %s: %d of at least %d; the round ends there", turn.where(exchange), answered, least)
 

@@ -33,6 +33,7 @@ from feddkd.rounds import PATIENT, Row, Run, play
 from feddkd.values import Chance, Count, Share, Whole, checked
 
 ENGINES: Mapping[str, Callable[..., Engine]] = {"serial": Serial, "batched": Batched, "pool": Pool}
+FLOWER = ("flower", "flower-secure")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -131,7 +132,7 @@ def simulate_runs(
     clients of the others once more, as they stand after the last round; by the serial engine, since for one exchange a quick way
     is not worth looking for. Returns the runs and what the engine has to say of itself.
     """
-    if engine != "flower" and not all(size for federation in federations for size in federation.sizes):
+    if engine not in FLOWER and not all(size for federation in federations for size in federation.sizes):
         raise InputError("there are clients without examples; those that bring their own do so on Flower: feddkd flower server")
     tolerance.availability.check(method.fitted(model), len(federations[0].train))
     size = cohort_size(cohort, len(federations[0].train), tolerance.min_clients)
@@ -160,7 +161,7 @@ def simulate_runs(
         plain = Serial(model, federations, memos, dtype)
         for run in ended:
             plain.restore(run.index, host.memos_of(run.index))
-        on_end(host if engine == "flower" else plain, ended)  # what Flower's clients keep is not here
+        on_end(host if engine in FLOWER else plain, ended)  # what Flower's clients keep is not here
         return runs, {"name": type(host).__name__.lower(), **host.facts()}
     finally:
         host.close()
@@ -198,12 +199,13 @@ def cohort_size(cohort: int | float, clients: int, least: int = 1) -> int:
 
 
 def find_engine(name: str) -> Callable[..., Engine]:
-    if name == "flower":  # only inside a federation, and an extra: not among the choices
+    if name in FLOWER:  # only inside a federation, and an extra: not among the choices
         try:
             from feddkd.engines.flower import Flower
+            from feddkd.engines.secure import Secure
         except ModuleNotFoundError:
-            raise InputError("engine 'flower' needs Flower: pip install 'feddkd[flower]'") from None
-        return Flower
+            raise InputError(f"engine {name!r} needs Flower: pip install 'feddkd[flower]'") from None
+        return Flower if name == "flower" else Secure
     if name not in ENGINES:
         raise InputError(f"unknown engine {name!r}; there are: {choices(('auto', *ENGINES))}")
     return ENGINES[name]

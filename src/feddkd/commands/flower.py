@@ -26,6 +26,15 @@ Out = Annotated[Path, typer.Option(metavar="DIR", help="Where run folders are wr
 Fresh = Annotated[bool, typer.Option("--fresh", help="Run again what is finished or was cut short.")]
 Deadline = Annotated[float, typer.Option(min=1, metavar="SECONDS", help="Who has not answered by then has not answered.")]
 Join = Annotated[float, typer.Option(min=1, metavar="SECONDS", help="By then all clients must have joined.")]
+Secure = Annotated[bool, typer.Option("--secure", help="Secure aggregation: uploads come masked, the server learns sums alone.")]
+Threshold = Annotated[
+    float,
+    typer.Option(
+        metavar="SHARE",
+        show_default="2/3",
+        help="With --secure: the share of a cohort without which no sum is opened; over a half.",
+    ),
+]
 
 
 @flower_app.command("up")
@@ -37,6 +46,8 @@ def up(
     out: Out = Path("runs"),
     deadline: Deadline = 600.0,
     join: Join = 120.0,
+    secure: Secure = False,
+    threshold: Threshold = 2 / 3,
     every_rounds: EveryRounds = 1,
     fresh: Fresh = False,
     as_json: AsJson = False,
@@ -47,6 +58,7 @@ def up(
     In the end nothing is left but the records.
     """
     experiments = load(file, set_ or ())
+    options = _options(experiments, deadline, join, secure, threshold)
     few = min(experiment.clients for experiment in experiments)
     if nodes > few:
         raise InputError(f"{nodes} nodes are more than the {few} clients")
@@ -54,8 +66,8 @@ def up(
     with _flower():
         from feddkd.flower.deployment import deployed
 
-        with deployed(nodes, None if data is None else data.resolve()) as deployment:
-            _run(deployment.link, experiments, out, data, deadline, join, Every(every_rounds), fresh, as_json, deployment.wait)
+        with deployed(nodes, None if data is None else data.resolve(), secure) as deployment:
+            _run(deployment.link, experiments, out, data, options, Every(every_rounds), fresh, as_json, deployment.wait)
 
 
 def _try_out(experiments: list[Experiment], data: Path | None) -> None:
@@ -65,20 +77,30 @@ def _try_out(experiments: list[Experiment], data: Path | None) -> None:
 
 
 def _run(
-    link: "Superlink", experiments: list[Experiment], out: Path, data: Path | None, deadline: float, join: float, every: Every,
+    link: "Superlink", experiments: list[Experiment], out: Path, data: Path | None, options: dict[str, float], every: Every,
     fresh: bool, as_json: bool, wait: Callable[[Any, float], None] = lambda grid, seconds: None,
 ) -> None:  # fmt: skip
     """One experiment after another, each a Flower run of its own."""
 
     def do(group: list[int], on_row: OnRow) -> list[dict[str, Any]]:
         with link.run() as grid:
-            wait(grid, join)
-            return _perform(
-                experiments[group[0]], grid, {"deadline": deadline, "join": join},
-                out=out, folder=data, every=every, fresh=fresh, on_row=on_row,
-            )  # fmt: skip
+            wait(grid, options["join"])
+            told = {"out": out, "folder": data, "every": every, "fresh": fresh, "on_row": on_row}
+            return _perform(experiments[group[0]], grid, options, **told)
 
     watch_all(experiments, [out] * len(experiments), [[at] for at in range(len(experiments))], do, as_json)
+
+
+def _options(experiments: list[Experiment], deadline: float, join: float, secure: bool, threshold: float) -> dict[str, float]:
+    """What the engine is told; a threshold is what makes it a secure one."""
+    if not secure:
+        return {"deadline": deadline, "join": join}
+    with _flower():
+        from feddkd.engines.secure import check_summable
+
+        for experiment in experiments:  # complain before anything is started
+            check_summable(experiment.as_dict(), threshold)
+    return {"deadline": deadline, "join": join, "threshold": threshold}
 
 
 def run_on_ray(
@@ -101,7 +123,8 @@ def run_on_ray(
 
 
 def _perform(experiment: Experiment, grid: Any, options: dict[str, float], **told: Any) -> list[dict[str, Any]]:
-    return execute([experiment], engine="flower", options={"grid": grid, "experiment": experiment.as_dict(), **options}, **told)
+    engine = "flower-secure" if "threshold" in options else "flower"
+    return execute([experiment], engine=engine, options={"grid": grid, "experiment": experiment.as_dict(), **options}, **told)
 
 
 @flower_app.command("server")
@@ -116,6 +139,8 @@ def server(
     out: Out = Path("runs"),
     deadline: Deadline = 600.0,
     join: Join = 3600.0,
+    secure: Secure = False,
+    threshold: Threshold = 2 / 3,
     every_rounds: EveryRounds = 1,
     fresh: Fresh = False,
     as_json: AsJson = False,
@@ -125,6 +150,7 @@ def server(
     It waits until all clients have joined. Stopped and started again it goes on from its last checkpoint.
     """
     experiments, public_keys = load(file, set_ or ()), sorted(keys.glob("*.pub"))
+    options = _options(experiments, deadline, join, secure, threshold)
     if not public_keys:
         raise InputError(f"there are no public keys (*.pub) in {keys}")
     _try_out(experiments, data)
@@ -141,7 +167,7 @@ def server(
             link.start()
             for public_key in public_keys:
                 link.register(public_key)
-            _run(link, experiments, out, data, deadline, join, Every(every_rounds), fresh, as_json)
+            _run(link, experiments, out, data, options, Every(every_rounds), fresh, as_json)
 
 
 @flower_app.command("certificate")
@@ -180,6 +206,9 @@ def client(
     load: Annotated[
         str | None, typer.Option(metavar="FILE.py:NAME", help="A function of your own that returns this client's (x, y).")
     ] = None,
+    secure: Annotated[
+        bool, typer.Option("--secure", help="Upload nothing that is not masked, whatever a server asks for.")
+    ] = False,
     data: DataDir = None,
     threads: Threads = None,
 ) -> None:
@@ -194,7 +223,7 @@ def client(
     with _flower():
         from feddkd.flower.supernode import run_node
 
-        run_node(superlink, port, key, authority, part, parts, data, None if load is None else _function(load))
+        run_node(superlink, port, key, authority, part, parts, data, None if load is None else _function(load), secure)
 
 
 @flower_app.command("key")

@@ -27,6 +27,7 @@ class Reply(NamedTuple):
 
     clients: tuple[int, ...]
     collected: Groups
+    short: tuple[int, int] | None = None  # nothing could be gathered: so many gave what it takes, of at least so many
 
 
 class Engine(Protocol):

@@ -143,7 +143,7 @@ class Flower:
             raise WireError("it has lost what it kept (restarted?); it sits this round out and begins anew in the next")
         upload = unpack(bytes_in(message.content), self.most)
         training = exchange.retain is not None
-        check(upload, pattern, finite=training)  # a loss that is no number is still the answer of an evaluation
+        upload = check(upload, pattern, finite=training)  # a loss that is no number is still the answer of an evaluation
         if training:
             self.held[client] = str(page["held"])
         return upload

@@ -46,13 +46,15 @@ def _header(content: bytes) -> dict[str, dict[str, str]]:
     return dict(json.loads(content[8 : 8 + length]))
 
 
-def check(groups: Groups, pattern: Groups, finite: bool = True) -> None:
-    """The names, shapes and types of the pattern, and, if asked for, every number finite."""
+def check(groups: Groups, pattern: Groups, finite: bool = True) -> Groups:
+    """The names, shapes and types of the pattern, and, if asked for, every number finite. Returned in the pattern's order, in
+    which noise is drawn; a safetensors file has one of its own."""
     _same("groups", groups, pattern)
     for group, own in groups.items():
         _same(f"tensors in {group!r}", own, pattern[group])
         for name, tensor in own.items():
             _check_tensor(f"{group}/{name}", tensor, pattern[group][name], finite)
+    return {group: {name: groups[group][name] for name in own} for group, own in pattern.items()}
 
 
 def _same(what: str, found: Groups | Tensors, wanted: Groups | Tensors) -> None:

@@ -14,7 +14,7 @@ from feddkd.engines.letters import Shelf, bound, bytes_in, page_of, page_record,
 from feddkd.errors import RunError
 from feddkd.execute import execute
 from feddkd.experiment import expand
-from feddkd.flower.desk import Load, Own, introduce, respond
+from feddkd.flower.desk import Load, Own, ask, respond
 from feddkd.session import Every
 
 EXPERIMENT = "experiment."  # keys of the run's configuration that begin so are the experiment's
@@ -23,7 +23,7 @@ OPTIONS = {"deadline": float, "join": float, "poll": float}  # of the engine
 
 
 class NodeApp(ClientApp):
-    """Answers query.info, train.<phase> and evaluate. Which phases there are is the method's business, so none is registered."""
+    """Answers query.<what>, train.<phase>, evaluate. Which phases there are is the method's business, so none is registered."""
 
     def __init__(self, load: Load | None = None) -> None:
         super().__init__()
@@ -31,8 +31,11 @@ class NodeApp(ClientApp):
 
     def __call__(self, message: Message, context: Context) -> Message:
         own, shelf, page = self._own(context), Shelf(context), page_of(message)
-        if message.metadata.message_type == "query.info":
-            return Message(RecordDict({"page": page_record(introduce(own, page, shelf.read()))}), reply_to=message)
+        category, _, what = message.metadata.message_type.partition(".")
+        if category == "query":
+            told, kept = ask(own, what, page, shelf.read())
+            shelf.write(kept)
+            return Message(RecordDict({"page": page_record(told)}), reply_to=message)
         answered, content, kept = respond(own, page, bytes_in(message.content), shelf.read())
         shelf.write(kept)
         return Message(RecordDict({"page": page_record(answered), "tensors": tensor_record(content)}), reply_to=message)
@@ -41,7 +44,7 @@ class NodeApp(ClientApp):
         config = context.node_config
         folder = config.get("data", os.environ.get("FEDDKD_DATA"))
         part, parts = (int(config[key]) for key in ("partition-id", "num-partitions"))
-        return Own(part, parts, Path(str(folder)) if folder else None, self._load, context)
+        return Own(part, parts, Path(str(folder)) if folder else None, self._load, bool(config.get("secure", False)), context)
 
 
 client = NodeApp()
@@ -61,8 +64,12 @@ def serve(grid: Grid, config: Any) -> list[dict[str, Any]]:
     spelled = {key.removeprefix(EXPERIMENT): value for key, value in config.items() if key.startswith(EXPERIMENT)}
     experiments = expand(spelled)
     options = {name: kind(config[name]) for name, kind in OPTIONS.items() if name in config}
+    secure = bool(config.get("secure", False))
+    if secure and "threshold" in config:
+        options["threshold"] = float(config["threshold"])
     folder = config.get("data") or os.environ.get("FEDDKD_DATA")
     return execute(
-        experiments, out=Path(config.get("out", "runs")), folder=Path(folder) if folder else None, engine="flower",
+        experiments, out=Path(config.get("out", "runs")), folder=Path(folder) if folder else None,
+        engine="flower-secure" if secure else "flower",
         options={"grid": grid, "experiment": experiments[0].as_dict(), **options}, every=Every(rounds=1),
     )  # fmt: skip

@@ -24,15 +24,16 @@ class Deployment:
     processes: Processes
     nodes: int
     data: Path | None
+    secure: bool  # whether nodes upload nothing that is not masked
     port: int  # at which nodes find the SuperLink
 
     def start_node(self, part: int) -> None:
         """One node of the federation; also one that was ended: it is the same node again, since its key is."""
-        data = ["--data", self.data] if self.data else []
+        more = [*(["--data", self.data] if self.data else []), *(["--secure"] if self.secure else [])]
         self.processes.start(f"node{part}", [
             sys.executable, "-m", "feddkd.cli", "flower", "client", f"127.0.0.1:{self.port}", "--threads", "1", "--port",
             str(free_port()), "--key", self.folder / f"node{part}", "--authority", self.folder / AUTHORITY,
-            "--part", str(part), "--parts", str(self.nodes), *data,
+            "--part", str(part), "--parts", str(self.nodes), *more,
         ], {"OMP_NUM_THREADS": "1", "FLWR_HOME": str(self.folder)})  # fmt: skip
 
     def wait(self, grid: Grid, seconds: float) -> None:
@@ -44,7 +45,9 @@ class Deployment:
 
 
 @contextmanager
-def deployed(nodes: int, data: Path | None = None, *, way: Callable[[int], int] = lambda port: port) -> Iterator[Deployment]:
+def deployed(
+    nodes: int, data: Path | None = None, secure: bool = False, *, way: Callable[[int], int] = lambda port: port
+) -> Iterator[Deployment]:
     """A federation on this machine, for as long as the block lasts. `way`: a port that leads nodes to the SuperLink's."""
     with tempfile.TemporaryDirectory(prefix="feddkd-") as name, Processes(Path(name)) as processes:
         folder = Path(name)
@@ -53,7 +56,7 @@ def deployed(nodes: int, data: Path | None = None, *, way: Callable[[int], int] 
         for part in range(nodes):
             make_node(folder / f"node{part}")
         link.start()
-        deployment = Deployment(folder, link, processes, nodes, data, way(link.port))
+        deployment = Deployment(folder, link, processes, nodes, data, secure, way(link.port))
         try:
             for part in range(nodes):
                 link.register(folder / f"node{part}.pub")

@@ -21,9 +21,11 @@ from feddkd.data.examples import Examples, examples
 from feddkd.data.federation import Federation
 from feddkd.data.transforms import transform
 from feddkd.engines.serial import answer, retained, seeded
+from feddkd.engines.shares import names_of
 from feddkd.engines.wire import FIRST, NOTHING, WireError, pack, unpack
 from feddkd.errors import InputError
 from feddkd.experiment import Experiment
+from feddkd.flower import masking
 from feddkd.keys import Key
 from feddkd.method import Phase
 from feddkd.models import Model, functional
@@ -44,10 +46,15 @@ class Own:
     parts: int
     folder: Path | None = None  # with the experiment's data, of which the clients take their part
     load: Load | None = None  # or examples of the node's own
+    secure: bool = False  # whether its clients upload nothing that is not masked
     context: Any = field(default=None, compare=False)
 
     def clients(self, experiment: Experiment) -> range:
         return range(self.part, experiment.clients, self.parts)
+
+    def check(self, client: int, experiment: Experiment) -> None:
+        if client not in self.clients(experiment):
+            raise WireError(f"client {client} is not here; this node stands for {list(self.clients(experiment))}")
 
     def federation(self, experiment: Experiment, facts: Mapping[str, Any]) -> Federation:
         return prepare(experiment, self.folder).federation if self.load is None else self._loaded(experiment, facts)
@@ -104,6 +111,11 @@ class Desk:
             raise WireError(f"there is no exchange {index}, step {step}, in round {round} of {self.experiment.method}")
         return found[0]
 
+    def masked(self, page: Page, upload: Groups, kept: Kept) -> tuple[bytes, Kept]:
+        client, phase = int(page["client"]), self.phase(tuple(page["key"]), page["phase"])
+        examples = self.counts(client)[phase.reads.source]
+        return masking.masked(client, page, _short(self.experiment), phase.collect, examples, upload, kept)
+
     def counts(self, client: int) -> dict[str, int]:
         return {source: len(self.federation.indices(source, client)) for source in typing.get_args(Source)}
 
@@ -139,6 +151,22 @@ def introduce(own: Own, page: Page, kept: Kept) -> Page:
     return {"clients": {k: {"counts": desk.counts(k), "held": [NOTHING, *_of(kept, k)]} for k in clients}}
 
 
+def ask(own: Own, what: str, page: Page, kept: Kept) -> tuple[Page, Kept]:
+    """A question besides an exchange: who is here; and what secure aggregation needs."""
+    if what == "info":
+        return introduce(own, page, kept), kept
+    experiment, client, session = Experiment(**page["experiment"]), int(page["client"]), str(page["session"])
+    own.check(client, experiment)
+    if what == "keys":  # its plan is the method's own: where that depends on the network, nothing is summed
+        round, plan = int(page["round"]), experiment.parsed_method.plan(int(page["round"]))
+        return masking.begin(client, session, _short(experiment), round, names_of(plan), kept)
+    if what == "shares":
+        return masking.deal(client, session, int(page["threshold"]), page["public"], kept)
+    if what == "unmask":
+        return masking.reveal(client, session, str(page["exchange"]), page["survivors"], kept)
+    raise WireError(f"nobody here knows what query.{what} means")
+
+
 def respond(own: Own, page: Page, sent: bytes, kept: Kept) -> tuple[Page, bytes, Kept]:
     """One client's part in one exchange.
 
@@ -147,14 +175,16 @@ def respond(own: Own, page: Page, sent: bytes, kept: Kept) -> tuple[Page, bytes,
     """
     client, expected = int(page["client"]), str(page["expects"])
     desk, held = open_desk(own, page), _of(kept, client)
-    if client not in own.clients(desk.experiment):
-        raise WireError(f"client {client} is not here; this node stands for {list(own.clients(desk.experiment))}")
+    own.check(client, desk.experiment)
+    if own.secure and page["key"][0] != "evaluate" and "secure" not in page:
+        raise WireError("this node uploads nothing that is not masked, and the server has not asked for masks (--secure)")
     if expected not in (FIRST, NOTHING, *held):
         return {"client": client, "lost": True}, b"", kept
     memo = desk.first if expected == FIRST else {} if expected == NOTHING else unpack(held[expected])
     upload, after = desk.answer(page, unpack(sent), memo)
+    content, kept = desk.masked(page, upload, kept) if "secure" in page else (pack(upload), kept)
     if page["retain"] is None:
-        return {"client": client, "held": expected}, pack(upload), kept
+        return {"client": client, "held": expected}, content, kept
     after = retained(after, frozenset(page["retain"]))
     tag = _tag(desk, page, memo, after)
     now = {name: held[name] for name in (expected, page["before"]) if name in held}
@@ -163,7 +193,7 @@ def respond(own: Own, page: Page, sent: bytes, kept: Kept) -> tuple[Page, bytes,
     others = {name: content for name, content in kept.items() if not name.startswith(f"{client}:")}
     return (
         {"client": client, "held": tag},
-        pack(upload),
+        content,
         {**others, **{f"{client}:{name}": content for name, content in now.items()}},
     )
 
@@ -174,7 +204,12 @@ def _tag(desk: Desk, page: Page, before: Groups, after: Groups) -> str:
         return NOTHING
     if page["expects"] != FIRST and _identity(before) == _identity(after):
         return str(page["expects"])
-    return "-".join([desk.experiment.digest[:12], *map(str, page["key"])])
+    return "-".join([_short(desk.experiment), *map(str, page["key"])])
+
+
+def _short(experiment: Experiment) -> str:
+    """An experiment in tags."""
+    return experiment.digest[:12]
 
 
 def _identity(groups: Groups) -> dict[str, dict[str, int]]:

@@ -49,6 +49,7 @@ class Worker:
         self._door = self._client(sign)
         self._busy = time.monotonic()  # when there was something to do
         self._kept = RecordDict()  # Flower begins every run with nothing; a server that resumes begins a new one
+        self._turn = threading.Lock()  # a node's clients share what is kept: two at once would undo each other
 
     def sleep(self, seconds: float) -> None:
         """In place of the SuperNode's sleep: look for a task, then nap; the nap is short as long as there was work of late.
@@ -79,10 +80,11 @@ class Worker:
         if not wanted:
             return push_task_output(desk, context, "failed", "its run has ended")
         status, why = "completed", ""
-        context.state = context.state or self._kept
         try:
-            reply = self._app(message, context)
-            self._kept = context.state
+            with self._turn:
+                context.state = RecordDict({**self._kept})
+                reply = self._app(message, context)
+                self._kept = context.state
         except Exception as error:
             log.warning("%s", error, exc_info=True)
             status, why = "failed", f"{type(error).__name__}: {error}"
@@ -105,8 +107,9 @@ def beat(desk: RuntimeHttpClient) -> bool:
 
 
 def run_node(
-    superlink: str, port: int, key: Path, authority: Path, part: int, parts: int, data: Path | None, load: Load | None = None
-) -> None:
+    superlink: str, port: int, key: Path, authority: Path, part: int, parts: int, data: Path | None, load: Load | None = None,
+    secure: bool = False,
+) -> None:  # fmt: skip
     """Be a SuperNode until somebody ends it. Its own port is for this process alone: whoever else asks there lacks the secret."""
     check_free("127.0.0.1", port)
     with TemporaryDirectory(prefix="feddkd-") as folder:
@@ -115,14 +118,14 @@ def run_node(
         file.write_bytes(secret)
         worker = Worker(f"127.0.0.1:{port}", secret, load)
         start_client_internal.time = SimpleNamespace(sleep=worker.sleep)  # type: ignore[assignment, attr-defined]
-        sys.argv = _command(superlink, port, key, authority, part, parts, data, file)
+        sys.argv = _command(superlink, port, key, authority, part, parts, data, secure, file)
         flower_supernode()
 
 
 def _command(
-    superlink: str, port: int, key: Path, authority: Path, part: int, parts: int, data: Path | None, secret: Path
+    superlink: str, port: int, key: Path, authority: Path, part: int, parts: int, data: Path | None, secure: bool, secret: Path
 ) -> list[str]:
-    config = f"partition-id={part} num-partitions={parts}" + (f' data="{data}"' if data else "")
+    config = f"partition-id={part} num-partitions={parts}" + (f' data="{data}"' if data else "") + " secure=true" * secure
     given: Sequence[tuple[str, object]] = [
         ("--superlink", superlink), ("--root-certificates", authority), ("--auth-supernode-private-key", key),
         ("--host", "127.0.0.1"), ("--port", port), ("--isolation", "process"), ("--superexec-auth-secret-file", secret),

@@ -1,0 +1,273 @@
+"""Masked uploads: their sum is the sum of the uploads, and nothing less than all of it tells anything."""
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("flwr")
+
+from feddkd.engines import shares
+from feddkd.engines.masks import Words, decode, encode, from_groups, mask, pairwise, stream, total, weights
+from feddkd.engines.wire import WireError, unpack
+from feddkd.flower import masking
+from feddkd.method import Collect
+from feddkd.params import Groups, stack, weighted_mean
+
+RULES = {"params": Collect.MEAN_BY_EXAMPLES, "control": Collect.MEAN_BY_CLIENTS}
+NAMES = ["0-1", "1-1", "1-2"]  # a round of local training and two steps of DKD
+
+
+def upload(k: int) -> Groups:
+    draw = torch.Generator().manual_seed(k)
+    return {"params": {"w": torch.randn(40, 25, generator=draw, dtype=torch.float64)}, "control": {"c": torch.tensor([k / 3])}}
+
+
+# --- numbers
+
+
+@given(st.lists(st.tuples(st.floats(-1e3, 1e3), st.integers(1, 500)), min_size=3, max_size=8))
+def test_a_decoded_sum_is_the_weighted_mean_up_to_half_a_unit_of_2_to_the_minus_32_each(told: list[tuple[float, int]]) -> None:
+    groups = [{"params": {"w": torch.tensor([x], dtype=torch.float64)}} for x, _ in told]
+    counts, rule = [n for _, n in told], {"params": Collect.MEAN_BY_EXAMPLES}
+    words = [encode(own, weights(rule, n), len(told)) for own, n in zip(groups, counts, strict=True)]
+    found = decode(total(words, []), weights(rule, sum(counts), len(told)), groups[0])["params"]["w"]
+    mean = weighted_mean(stack([own["params"] for own in groups]), counts)["w"]
+    assert float((found - mean).abs()) <= len(told) * 2.0**-33 / sum(counts) + 1e-12
+
+
+def test_counters_become_rounded_means_and_types_and_shapes_stay() -> None:
+    like: Groups = {"params": {"w": torch.zeros(2, 3)}, "control": {"seen": torch.tensor(0), "c": torch.zeros(())}}
+    own: list[Groups] = [
+        {"params": {"w": torch.full((2, 3), k / 2)}, "control": {"seen": torch.tensor(k), "c": torch.tensor(1.5)}}
+        for k in (3, 4, 8)
+    ]
+    found = decode(total([encode(one, weights(RULES, 2), 3) for one in own], []), weights(RULES, 6, 3), like)
+    assert found["control"]["seen"] == 5
+    assert found["control"]["seen"].dtype == torch.int64
+    assert torch.equal(found["params"]["w"], torch.full((2, 3), 2.5))
+    assert found["control"]["c"] == 1.5
+
+
+@pytest.mark.parametrize("value", [2.0**31 / 5, -1e300, torch.inf, torch.nan])
+def test_what_a_sum_could_not_hold_is_refused_and_not_cut_off(value: float) -> None:
+    with pytest.raises(WireError, match=r"beyond|NaN"):
+        encode({"params": {"w": torch.tensor([0.0, value], dtype=torch.float64)}}, {"params": 1}, members=5)
+
+
+def test_what_the_server_wants_one_by_one_is_not_masked() -> None:
+    with pytest.raises(WireError, match="not summed"):
+        weights({"params": Collect.EVERY}, 10)
+
+
+def test_pairwise_masks_cancel_in_the_sum_of_all_and_of_no_fewer() -> None:
+    seeds = {frozenset({k, j}): shares.new_seed() for k in range(4) for j in range(k)}
+    pairs = [pairwise(k, {j: seeds[frozenset({k, j})] for j in range(4) if j != k}, 50) for k in range(4)]
+    assert not total(pairs, []).any()
+    assert all(total(pairs[:n], []).all() for n in (1, 2, 3))
+
+
+def test_masks_look_uniform() -> None:
+    words = mask(0, shares.new_seed(), {1: shares.new_seed()}, 100_000)
+    ones = [float(((words >> np.uint64(bit)) & np.uint64(1)).mean()) for bit in range(64)]
+    assert max(abs(share - 0.5) for share in ones) < 0.01  # six deviations
+
+
+# --- secrets
+
+
+def test_fewer_shares_than_the_threshold_do_not_give_the_secret() -> None:
+    seed = shares.new_seed()
+    cut = shares.split(seed, 3, 5)
+    assert shares.join([cut[4], cut[0], cut[2]]) == seed
+    assert [shares.number(share) for share in cut] == [1, 2, 3, 4, 5]
+    with suppress(WireError):  # what comes out seldom looks like a secret at all
+        assert shares.join(cut[:2]) != seed
+
+
+def test_sealed_shares_open_for_one_receiver_from_one_sender_and_whole() -> None:
+    a, b = shares.new_key(), shares.new_key()
+    channel, own = shares.agree(a, shares.public(b)), [b"s" * shares.SHARE]
+    assert channel == shares.agree(b, shares.public(a))
+    sealed = shares.seal(channel, 0, 1, own, own)
+    assert shares.unseal(channel, 0, 1, sealed, 1) == (own, own)
+    for wrong in (
+        (channel, 1, 0, sealed, 1),
+        (channel, 0, 1, sealed, 2),
+        (shares.new_seed(), 0, 1, sealed, 1),
+        (channel, 0, 1, b"", 1),
+    ):
+        with pytest.raises(WireError, match="shares of client"):
+            shares.unseal(*wrong)
+
+
+# --- a client
+
+
+@dataclass
+class Cohort:
+    """Five clients of a round, of which four make a threshold, and all that a server would see of them."""
+
+    clients: Sequence[int] = (2, 3, 5, 7, 8)
+    session: str = "s"
+    round: int = 1
+    kept: dict[int, masking.Kept] = field(default_factory=dict)
+    public: dict[str, Any] = field(default_factory=dict)
+    sealed: dict[int, dict[str, str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for k in self.clients:
+            told, self.kept[k] = masking.begin(k, self.session, "digest", self.round, NAMES, self.kept.get(k, {}))
+            self.public[str(k)] = json.loads(json.dumps(told))
+        for k in self.clients:
+            told, self.kept[k] = masking.deal(k, self.session, 4, self.public, self.kept[k])
+            self.sealed[k] = told["sealed"]
+
+    def order(self, k: int, name: str = "0-1") -> dict[str, Any]:
+        index, step = map(int, name.split("-"))
+        parcels = {str(j): own[str(k)] for j, own in self.sealed.items() if j != k}
+        first = {"sealed": parcels} if name == NAMES[0] else {}
+        return {"key": [3, self.round, index, step], "secure": {"session": self.session, **first}}
+
+    def masked(self, k: int, name: str = "0-1", **changes: Any) -> Words:
+        page = {**self.order(k, name), **changes}
+        content, self.kept[k] = masking.masked(k, page, "digest", RULES, 10 * k, upload(k), self.kept[k])
+        return from_groups(unpack(content))
+
+    def told(self, k: int, survivors: Sequence[int], name: str = "0-1") -> dict[str, str]:
+        page, self.kept[k] = masking.reveal(k, self.session, name, survivors, self.kept[k])
+        return dict(page["shares"])
+
+    def secret(self, member: int, survivors: Sequence[int], name: str) -> bytes:
+        """What the server makes of the survivors' shares."""
+        return shares.join([bytes.fromhex(self.told(k, survivors, name)[str(member)]) for k in survivors[:4]])
+
+
+def plain(k: int) -> Words:
+    return encode(upload(k), weights(RULES, 10 * k), 5)
+
+
+def test_a_masked_upload_has_no_word_of_the_plain_one_nor_of_another_time() -> None:
+    one, other = Cohort().masked(2), Cohort().masked(2)
+    assert not set(one.tolist()) & set(other.tolist())
+    assert not set(one.tolist()) & set(plain(2).tolist())
+
+
+def test_of_each_member_one_secret_is_told_its_seed_if_it_survived_or_else_its_key() -> None:
+    cohort = Cohort()
+    for k in cohort.clients:
+        cohort.masked(k)
+    there = [2, 3, 7, 8]
+    for k in there:
+        assert cohort.secret(k, there, "0-1").hex() == json.loads(cohort.kept[k]["secrets:" + str(k)])["seeds"]["0-1"]
+    assert shares.public(cohort.secret(5, there, "0-1")).hex() == cohort.public["5"]["keys"]["0-1"]
+
+
+def test_the_key_of_a_client_that_fell_silent_opens_none_of_its_earlier_uploads() -> None:
+    """Its seed of the first exchange is told, and its key of the second; were the key that of the round, both would be one's."""
+    cohort = Cohort()
+    first = {k: cohort.masked(k) for k in cohort.clients}
+    rest = [k for k in cohort.clients if k != 5]
+    for k in rest:
+        cohort.masked(k, "1-1")
+    own, key = cohort.secret(5, cohort.clients, "0-1"), cohort.secret(5, rest, "1-1")
+    bare = first[5] - stream(shares.derive(own, "mask"), len(first[5]))
+    for name in NAMES:
+        pairs = {k: shares.agree(key, bytes.fromhex(cohort.public[str(k)]["keys"][name])) for k in rest}
+        assert not set((bare - pairwise(5, pairs, len(bare))).tolist()) & set(plain(5).tolist())
+
+
+def test_for_an_exchange_there_is_one_set_of_survivors_for_ever() -> None:
+    cohort = Cohort()
+    for k in cohort.clients:
+        cohort.masked(k)
+    assert cohort.told(2, [2, 3, 5, 7]) == cohort.told(2, [7, 5, 3, 2])
+    with pytest.raises(WireError, match="tells of it for no others"):
+        cohort.told(2, [2, 3, 5, 8])
+    again = Cohort(session="again", kept=cohort.kept)  # a server that plays the round once more
+    again.masked(2)
+    with pytest.raises(WireError, match="tells of it for no others"):
+        again.told(2, [2, 3, 5, 7, 8])
+    assert again.told(2, [2, 3, 5, 7])
+    later = Cohort(session="later", round=2, kept=again.kept)
+    later.masked(2)
+    assert later.told(2, [2, 3, 5, 7, 8])
+    back = Cohort(session="back", kept=later.kept)
+    back.masked(2)
+    with pytest.raises(WireError, match="tells of it for no others"):
+        back.told(2, [2, 3, 5, 7, 8])
+
+
+@pytest.mark.parametrize(
+    ("survivors", "why"),
+    [
+        ([2, 3, 5], "4 are the threshold"),
+        ([3, 5, 7, 8], "no part in"),
+        ([2, 3, 5, 9], "not all among the members"),
+        ([2, 2, 2, 2], "1 sur"),
+    ],
+)
+def test_survivors_must_be_enough_and_members_and_have_the_asked_among_them(survivors: list[int], why: str) -> None:
+    cohort = Cohort()
+    cohort.masked(2)
+    with pytest.raises(WireError, match=why):
+        cohort.told(2, survivors)
+
+
+def test_nothing_is_told_of_an_exchange_without_an_upload() -> None:
+    cohort = Cohort()
+    cohort.masked(2)
+    with pytest.raises(WireError, match="no part in"):
+        cohort.told(2, cohort.clients, "1-1")
+
+
+def test_a_mask_is_used_once_and_in_its_round() -> None:
+    cohort = Cohort()
+    with pytest.raises(WireError, match="have not come"):
+        cohort.masked(2, "1-1")
+    cohort.masked(2)
+    for name, changes in (("0-1", {}), ("1-3", {}), ("1-1", {"key": [3, 2, 1, 1]})):
+        with pytest.raises(WireError, match="no mask, or none any more"):
+            cohort.masked(2, name, **changes)
+    with pytest.raises(WireError, match="once a round"):
+        cohort.masked(2, "1-1", secure=cohort.order(2)["secure"])
+    cohort.masked(2, "1-1")
+
+
+def test_shares_that_cannot_be_opened_or_are_too_few_are_refused() -> None:
+    cohort = Cohort()
+    parcels = cohort.order(2)["secure"]["sealed"]
+    for sealed in ({**parcels, "3": parcels["5"]}, {**parcels, "3": parcels["3"][:-4] + "AAA="}, {**parcels, "3": ""}):
+        with pytest.raises(WireError, match="shares of client 3 cannot be opened"):
+            cohort.masked(2, secure={"session": "s", "sealed": sealed})
+    for few in ({"3": parcels["3"], "5": parcels["5"]}, {"3": parcels["3"], "5": parcels["5"], "05": parcels["5"]}):
+        with pytest.raises(WireError, match="shares of 3 clients, and 4"):
+            cohort.masked(2, secure={"session": "s", "sealed": few})
+
+
+def test_shares_are_dealt_once_with_a_threshold_that_means_something_and_under_ones_own_keys() -> None:
+    cohort = Cohort()
+    with pytest.raises(WireError, match="already"):
+        masking.deal(2, "s", 4, cohort.public, cohort.kept[2])
+    told, kept = masking.begin(2, "s", "digest", 1, NAMES, {})
+    fresh = {**cohort.public, "2": told}
+    two = {k: fresh[k] for k in ("2", "3")}
+    others = {**fresh, "3": {**fresh["3"], "keys": {"0-1": fresh["3"]["keys"]["0-1"]}}}
+    nonsense = {**fresh, "3": {**fresh["3"], "channel": "00"}}
+    for threshold, public, why in (
+        (2, two, "at least 3"), (6, fresh, "threshold of 6"), (3, {**fresh, "9": fresh["8"]}, "more than half"),
+        (4, cohort.public, "not those it has sent"), (4, {**fresh, "03": fresh["3"]}, "a member is there twice"),
+        (4, others, "other exchanges"), (4, nonsense, "no public key"),
+    ):  # fmt: skip
+        with pytest.raises(WireError, match=why):
+            masking.deal(2, "s", threshold, public, kept)
+    with pytest.raises(WireError, match="no secrets of this round"):
+        masking.deal(2, "another", 4, fresh, kept)
+    assert masking.deal(2, "s", 4, fresh, kept)

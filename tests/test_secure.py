@@ -1,0 +1,324 @@
+"""Secure aggregation over Flower's Grid gives what plain exchanges give, whoever falls silent when, or nothing at all."""
+
+import json
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("flwr")
+
+from flwr.app import Message
+
+from feddkd import Experiment, InputError, simulation
+from feddkd.engines.letters import bytes_in, page_of, page_record, tensor_record
+from feddkd.engines.wire import WireError, pack, unpack
+from feddkd.flower import desk
+from feddkd.flower.apps import NodeApp, serve
+from feddkd.prepare import prepare
+from feddkd.record import find
+from flower_double import DKD, FEDDKD, LOCAL, NORM, SETTING, Double, apart, final, rows
+from test_flower import Cut, Deaf, serial
+
+FOUR: dict[str, Any] = {"clients": 4, "rounds": 1}  # three of them are the threshold
+QUANTUM = 1e-9  # 2^-33 = 1.2e-10 for each mean, and there are a few, one after another
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _every_desk_stays_open() -> Iterator[None]:
+    """Four nodes are here in one process, and a process keeps one desk."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(desk, "_open", lru_cache(desk._open.__wrapped__))
+        yield
+
+
+def secure(folder: Path, method: str, grid: Double | None = None, told: dict[str, Any] | None = None, **changes: Any) -> Double:
+    grid = grid or Double(NodeApp(), 4)
+    experiment = {**SETTING, **FOUR, "method": method, **changes}
+    config: dict[str, Any] = {f"experiment.{key}": value for key, value in experiment.items()}
+    serve(grid, {**config, "out": str(folder), "poll": 0.0, "deadline": 0.05, "join": 0.3, "secure": True, **(told or {})})
+    return grid
+
+
+@pytest.mark.parametrize("then", ["", f" | {DKD}"], ids=["alone", "with dkd"])
+@pytest.mark.parametrize("method", [f"fedavg({LOCAL})", f"fedbn({LOCAL})", f"scaffold({LOCAL})"])
+def test_secure_sums_give_what_serial_gives(method: str, then: str, tmp_path: Path) -> None:
+    changes = NORM if "fedbn" in method else {"rounds": 2}
+    serial(tmp_path / "serial", method + then, **{**FOUR, **changes})
+    secure(tmp_path / "secure", method + then, **changes)
+    assert apart(final(tmp_path / "serial"), final(tmp_path / "secure")) < QUANTUM
+    for expected, found in zip(rows(tmp_path / "serial"), rows(tmp_path / "secure"), strict=True):
+        assert found == {key: pytest.approx(value, abs=1e-7) for key, value in expected.items()}
+
+
+def test_in_float32_it_is_the_same_up_to_rounding(tmp_path: Path) -> None:
+    serial(tmp_path / "serial", FEDDKD, **FOUR, dtype="float32")
+    secure(tmp_path / "secure", FEDDKD, dtype="float32")
+    assert apart(final(tmp_path / "serial"), final(tmp_path / "secure")) < 1e-6
+
+
+def test_the_server_is_sent_nothing_but_masked_words(tmp_path: Path) -> None:
+    seen: list[torch.Tensor] = []
+
+    def look(part: int, asked: Message, reply: Message) -> Message:
+        if asked.metadata.message_type.startswith("train."):
+            groups = unpack(bytes_in(reply.content))
+            assert {group: list(own) for group, own in groups.items()} == {"masked": ["words"]}
+            seen.append(groups["masked"]["words"])
+        return reply
+
+    for folder in ("one", "other"):
+        secure(tmp_path / folder, FEDDKD, Double(NodeApp(), 4, look))
+    assert len(seen) == 2 * 4 * 3
+    words = torch.cat(seen)
+    assert len(set(words.tolist())) == len(words)  # the same uploads, twice; of the same numbers there would be many
+    assert apart(final(tmp_path / "one"), final(tmp_path / "other")) == 0  # and yet the sums are whole numbers
+
+
+# --- clients that fall silent
+
+
+Spoil = Callable[[Message], Message | None]
+
+
+def spoiling(kind: str, part: int, time: int = 1, spoil: Spoil = lambda reply: None) -> Double:
+    """What one node answers to the n-th message of a kind is spoilt."""
+    heard: list[str] = []
+
+    def tamper(own: int, asked: Message, reply: Message) -> Message | None:
+        heard.extend([kind] * (own == part and asked.metadata.message_type == kind))
+        return spoil(reply) if own == part and asked.metadata.message_type == kind and len(heard) == time else reply
+
+    return Double(NodeApp(), 4, tamper)
+
+
+STAGES = {
+    "before keys": ("query.keys", 1, {(1, 0, 1, 1)}),
+    "after keys": ("query.shares", 1, {(1, 0, 1, 1)}),
+    "after shares": ("train.local", 1, {(1, 0, 1, 1)}),
+    "after its masked upload": ("query.unmask", 1, set()),
+    "in the first step of DKD": ("train.distil", 1, {(1, 1, 1, 1)}),
+    "in the second step of DKD": ("train.distil", 2, {(1, 1, 2, 1)}),
+}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_whoever_falls_silent_when_the_sum_is_that_of_the_rest(
+    stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, time, deaf = STAGES[stage]
+    monkeypatch.setattr(Deaf, "deaf", frozenset(deaf))
+    monkeypatch.setattr(simulation, "ENGINES", {**simulation.ENGINES, "deaf": Deaf})
+    serial(tmp_path / "serial", FEDDKD, "deaf", **FOUR)
+    secure(tmp_path / "secure", FEDDKD, spoiling(kind, 1, time))
+    assert apart(final(tmp_path / "serial"), final(tmp_path / "secure")) < QUANTUM
+    assert rows(tmp_path / "secure")[0].get("missing") == rows(tmp_path / "serial")[0].get("missing")
+
+
+def page(change: Callable[[dict[str, Any]], Any]) -> Spoil:
+    def spoil(reply: Message) -> Message:
+        told = json.loads(str(reply.content.config_records["page"]["json"]))
+        change(told)
+        reply.content["page"] = page_record(told)
+        return reply
+
+    return spoil
+
+
+MALFORMED: dict[str, tuple[str, Spoil]] = {
+    "no keys": ("query.keys", page(lambda told: told.pop("keys"))),
+    "keys of other exchanges": ("query.keys", page(lambda told: told["keys"].update({"7-1": told["channel"]}))),
+    "no point of the curve": ("query.keys", page(lambda told: told.update(channel="02" * 33))),
+    "no hexadecimal": ("query.keys", page(lambda told: told.update(channel=["x"]))),
+    "checks that are too long": ("query.keys", page(lambda told: told["checks"].update({"0-1": "00" * 33}))),
+    "a receiver in other words": (
+        "query.shares",
+        page(lambda told: told["sealed"].update({"00": told["sealed"].pop("0"), "2": 2})),
+    ),
+    "shares for too few": ("query.shares", page(lambda told: told["sealed"].popitem())),
+    "shares that are no texts": ("query.shares", page(lambda told: told.update(sealed=7))),
+    "shares without end": ("query.shares", page(lambda told: told["sealed"].update({"0": "A" * ((1 << 20) + 1)}))),
+    "too few words": ("train.local", lambda reply: shortened(reply)),
+}
+
+
+def shortened(reply: Message) -> Message:
+    words = unpack(bytes_in(reply.content))["masked"]["words"]
+    reply.content["tensors"] = tensor_record(pack({"masked": {"words": words[:-1]}}))
+    return reply
+
+
+@pytest.mark.parametrize("what", MALFORMED)
+def test_what_cannot_be_used_has_not_been_answered(what: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    kind, spoil = MALFORMED[what]
+    secure(tmp_path, f"fedavg({LOCAL})", spoiling(kind, 1, spoil=spoil))
+    assert rows(tmp_path)[0]["missing"] == [["local", 1, 1, "drop"]]
+    assert "client 1 has not answered" in caplog.text
+
+
+UNUSABLE: dict[str, Spoil] = {
+    "too few": page(lambda told: told["shares"].pop("2")),
+    "too short": page(lambda told: told["shares"].update({"2": "00"})),
+    "another's": page(lambda told: told["shares"].update({"2": "09" + told["shares"]["2"][2:]})),
+    "nothing": page(lambda told: told.clear()),
+}
+
+
+@pytest.mark.parametrize("what", UNUSABLE)
+def test_shares_that_cannot_be_used_are_not_needed_as_long_as_there_are_enough(
+    what: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    secure(tmp_path, f"fedavg({LOCAL})", spoiling("query.unmask", 0, spoil=UNUSABLE[what]))
+    assert "missing" not in rows(tmp_path)[0]
+    assert "client 0 has not answered query.unmask" in caplog.text
+
+
+# --- too few
+
+
+def check_nothing_was_learnt(folder: Path, answered: int) -> None:
+    (row,) = rows(folder)
+    assert row["ended"] == {"phase": "local", "step": 1, "answered": answered, "min_clients": 3}
+    start = prepare(Experiment(**{**SETTING, **FOUR, "method": FEDDKD}), None).model.initial(("init", SETTING["seed"]))[0]
+    assert apart(final(folder), {name: tensor.double() for name, tensor in start.items()}) == 0
+
+
+@pytest.mark.parametrize(("kind", "left"), [("query.keys", 0), ("query.shares", 2), ("train.local", 2), ("query.unmask", 2)])
+def test_below_the_threshold_the_round_ends_and_nothing_is_learnt(kind: str, left: int, tmp_path: Path) -> None:
+    grid = Double(NodeApp(), 4, lambda part, asked, reply: None if part > 1 and asked.metadata.message_type == kind else reply)
+    secure(tmp_path, FEDDKD, grid)
+    check_nothing_was_learnt(tmp_path, left)
+    assert "train.distil" not in [kind for _, kind in grid.traffic]
+
+
+def test_nobody_answering_ends_the_run(tmp_path: Path) -> None:
+    secure(
+        tmp_path,
+        FEDDKD,
+        Double(NodeApp(), 4, lambda part, asked, reply: None if "keys" in asked.metadata.message_type else reply),
+    )
+    (record,) = find(tmp_path, begun=True)
+    assert "nobody answered phase 'local', step 1, in round 1" in record.manifest["ended"]
+
+
+def test_a_wrong_share_ends_the_round_and_no_wrong_sum_is_taken_in(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """In its last block, where the sharing itself notices, and in its first, where only what was announced tells."""
+
+    def damage(at: int) -> Spoil:
+        def change(told: dict[str, Any]) -> None:
+            share = bytearray.fromhex(told["shares"]["2"])
+            share[at] ^= 1
+            told["shares"]["2"] = share.hex()
+
+        return page(change)
+
+    for at, why in ((51, "do not go together"), (4, "client 2's secret do not give it")):
+        secure(tmp_path / str(at), f"fedavg({LOCAL})", spoiling("query.unmask", 0, spoil=damage(at)))
+        assert why in caplog.text
+        check_nothing_was_learnt(tmp_path / str(at), 2)
+
+
+def test_a_round_that_goes_bad_is_not_looked_through_upload_by_upload(tmp_path: Path) -> None:
+    grid = secure(tmp_path, f"fedavg({LOCAL}) | dkd(steps=1, batch_size=16, lr=1e200)")
+    check_nothing_was_learnt(tmp_path, 1)
+    assert [kind for part, kind in grid.traffic if part == 0].count("train.local") == 1
+
+
+# --- rounds that are played again
+
+
+def test_a_restarted_node_has_no_secrets_and_is_back_in_the_next_round(tmp_path: Path) -> None:
+    def restart(reply: Message) -> Message:
+        grid.after = lambda: grid.restart(0)
+        return reply
+
+    grid = spoiling("query.shares", 0, spoil=restart)
+    secure(tmp_path, f"fedavg({LOCAL})", grid, rounds=2)
+    first, second = rows(tmp_path)
+    assert first["missing"] == [["local", 1, 0, "drop"]]
+    assert "missing" not in second
+
+
+@pytest.mark.parametrize("gone", [False, True], ids=["with the same clients", "with one client less"])
+def test_a_server_that_resumes_is_told_again_what_it_was_told_and_nothing_else(gone: bool, tmp_path: Path) -> None:
+    """It was cut short in the second round, when the average was open; with other survivors it would learn a difference."""
+    method, asked_twice = f"fedavg({LOCAL}) | dkd(steps=1, batch_size=16, lr=0.3)", list[int]()
+
+    def cut(part: int, asked: Message, reply: Message) -> Message:
+        asked_twice.extend([part] * (asked.metadata.message_type == "train.distil"))
+        if len(asked_twice) > 4:
+            raise Cut
+        return reply
+
+    grid = Double(NodeApp(), 4, cut)
+    with pytest.raises(Cut):
+        secure(tmp_path / "secure", method, grid, rounds=2)
+    grid.tamper = lambda part, asked, reply: reply
+    serial(tmp_path / "serial", method, **{**FOUR, "rounds": 2})
+    if gone:
+        grid.tamper = lambda part, asked, reply: None if part == 3 and "train" in asked.metadata.message_type else reply
+    secure(tmp_path / "secure", method, grid, rounds=2)
+    if gone:
+        assert rows(tmp_path / "secure")[1]["ended"] == {"phase": "local", "step": 1, "answered": 0, "min_clients": 3}
+    else:
+        assert apart(final(tmp_path / "serial"), final(tmp_path / "secure")) < QUANTUM
+
+
+# --- what cannot be
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "why"),
+    [
+        ("fedgen()", {}, "phase 'local' of fedgen.* wants each client's upload by itself"),
+        ("feddistill()", {}, "wants each client's"), ("feddf()", {"public": 0.1}, "wants each client's"),
+        ("fedma()", {"model": "mlp(hidden='8')"}, "wants each client's"), ("astraea()", {}, "wants each client's"),
+        ("fedavg(gather='median')", {}, "wants each client's"),
+        ("fedavg() | dkd(gather='trimmed')", {}, "phase 'distil' of .* wants each client's"),
+        ("fedavg()", {"diagnostics": True}, "diagnostics want"), ("fedavg()", {"availability": "random()"}, "availability plays"),
+        ("fedavg()", {"cohort": 2}, "a cohort has 2"), ("fedavg()", {"cohort": 0.5}, "a cohort has 2"),
+    ],
+)  # fmt: skip
+def test_what_is_not_summed_is_refused_before_anything_is_written(
+    method: str, changes: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=why):
+        secure(tmp_path / "runs", method, **changes)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.5, 1.1])
+def test_a_threshold_is_more_than_a_half(threshold: float, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="more than a half"):
+        secure(tmp_path, "fedavg()", told={"threshold": threshold})
+
+
+def test_a_node_that_insists_uploads_nothing_that_is_not_masked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    insisting = {part: {"secure": True} for part in range(4)}
+    secure(tmp_path / "plain", f"fedavg({LOCAL})", Double(NodeApp(), 4, configs=insisting), told={"secure": False})
+    (record,) = find(tmp_path / "plain", begun=True)
+    assert "nobody answered" in record.manifest["ended"]
+    assert "uploads nothing that is not masked" in caplog.text
+    orders: list[tuple[dict[str, Any], bytes]] = []
+
+    def look(part: int, asked: Message, reply: Message) -> Message:
+        if part == 0 and asked.metadata.message_type == "train.local":
+            orders.append((page_of(asked), bytes_in(asked.content)))
+        return reply
+
+    secure(tmp_path / "secure", f"fedavg({LOCAL})", Double(NodeApp(), 4, look, configs=insisting))
+    assert "missing" not in rows(tmp_path / "secure")[0]
+    ((order, sent),) = orders
+    plain = {key: value for key, value in order.items() if key != "secure"}
+    for lie in (
+        plain,
+        {**plain, "retain": None},
+        {**order, "retain": None},
+        {**order, "secure": {}},
+        {**order, "key": ["diagnose"]},
+    ):
+        with pytest.raises((WireError, KeyError, ValueError)):
+            desk.respond(desk.Own(0, 4, secure=True), lie, sent, {})
