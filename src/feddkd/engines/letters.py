@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_utils import pull_objects
 from flwr.superlink.grid.http_grid import HttpGrid
 
 from feddkd.engines.wire import WireError
@@ -17,6 +18,7 @@ from feddkd.engines.wire import WireError
 log = logging.getLogger(__name__)
 
 Page = dict[str, Any]
+SOON = 0.05  # seconds
 
 
 class Letter(NamedTuple):
@@ -64,8 +66,14 @@ class Post:
                 time.sleep(max(self.poll, (time.monotonic() - begun) / 20))
 
 
+def hasten() -> None:
+    """A message often comes a moment before its content, and Flower asks again after a second: ask sooner, then ever later."""
+    pull_objects.__kwdefaults__ = {**(pull_objects.__kwdefaults__ or {}), "initial_backoff": SOON}
+
+
 def bound(grid: Grid, seconds: float) -> None:
     """A SuperLink that is gone ends the run: left to itself, Flower would knock for ever."""
+    hasten()
     if isinstance(grid, HttpGrid):
         grid._retry_invoker.max_time = seconds
 

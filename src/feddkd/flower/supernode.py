@@ -28,6 +28,7 @@ from flwr.supernode import start_client_internal
 from flwr.supernode.cli.flower_supernode import flower_supernode
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
+from feddkd.engines.letters import hasten
 from feddkd.flower.apps import NodeApp
 from feddkd.flower.desk import Load
 from feddkd.flower.processes import check_free
@@ -112,6 +113,7 @@ def run_node(
 ) -> None:  # fmt: skip
     """Be a SuperNode until somebody ends it. Its own port is for this process alone: whoever else asks there lacks the secret."""
     check_free("127.0.0.1", port)
+    hasten()
     with TemporaryDirectory(prefix="feddkd-") as folder:
         secret, file = secrets.token_bytes(32), Path(folder) / "secret"
         file.touch(mode=0o600)
