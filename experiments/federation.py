@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -137,6 +138,7 @@ def draw(kept: dict[str, Any], path: Path) -> None:
     axis.legend(loc="lower right")
     below.step(rounds, kept["left"], where="mid", color="tab:gray")
     below.set(ylabel="clients left", xlabel="rounds", ylim=(0, None))
+    below.xaxis.get_major_locator().set_params(integer=True)
     for one in (axis, below):
         one.grid(alpha=0.3)
     figure.savefig(path, dpi=120, metadata={"Description": digest(kept)})
@@ -147,12 +149,13 @@ def page(kept: dict[str, Any]) -> str:
     """The record as a page."""
     blows = [Blow(*one) for one in kept["blows"]]
     told = [
-        f"node {blow.node} in round {blow.round}, when {blow.kind} had been sent for the {blow.time}. time in it, "
+        f"node {blow.node} in round {blow.round}, just after order {blow.time} to {blow.kind} had gone out, "
         + ("and started again as soon as the round was over" if blow.back else "for good")
         for blow in blows
     ]
     ends = {name: f"{kept[name][-1]:.2%}" for name in ("federation", "simulator")}
-    gone = ", ".join(f"{count} in round {at}" for at, count in enumerate(kept["gone"], 1) if count)
+    spans = [(count, [at for at, _ in same]) for count, same in groupby(enumerate(kept["gone"], 1), key=lambda one: one[1])]
+    gone = ", ".join(f"{count} in rounds {ats[0]} to {ats[-1]}" for count, ats in spans if count)
     return PAGE.format(**{
         **kept, "blows": "; ".join(told), "ends": ends, "gone": gone, "experiment": "\n".join(kept["toml"]),
         "rounds": len(kept["federation"]), "points": f"{100 * kept['largest']:.4f}",
