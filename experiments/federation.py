@@ -155,11 +155,15 @@ def page(kept: dict[str, Any]) -> str:
     ]
     ends = {name: f"{kept[name][-1]:.2%}" for name in ("federation", "simulator")}
     spans = [(count, [at for at, _ in same]) for count, same in groupby(enumerate(kept["gone"], 1), key=lambda one: one[1])]
-    gone = ", ".join(f"{count} in rounds {ats[0]} to {ats[-1]}" for count, ats in spans if count)
+    gone = ", ".join(f"{count} in {_span(ats)}" for count, ats in spans if count)
     return PAGE.format(**{
         **kept, "blows": "; ".join(told), "ends": ends, "gone": gone, "experiment": "\n".join(kept["toml"]),
         "rounds": len(kept["federation"]), "points": f"{100 * kept['largest']:.4f}",
     })  # fmt: skip
+
+
+def _span(rounds: Sequence[int]) -> str:
+    return f"round {rounds[0]}" if len(rounds) == 1 else f"rounds {rounds[0]} to {rounds[-1]}"
 
 
 PAGE = """\
