@@ -4,6 +4,7 @@ import importlib.util
 import io
 import json
 import re
+import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -152,11 +153,13 @@ def agrees(text: str, value: float) -> bool:
 
 @cache
 def pools() -> dict[str, dict[str, list[float]]]:
-    """What the records of benchmarks hold, by job and unit; "" is of all jobs, and of the demo."""
+    """What the records of benchmarks hold, by job and unit; "" is of all jobs, of the demo, and of exchanges on Flower."""
     paper = read(SMALL)
     demo = compare(paper, "demo", recorded(paper))
     means, leads = [cell.ours[0] for cell in demo.cells if cell.ours], [test.difference.mean for _, test in demo.tests]
-    found: dict[str, dict[str, list[float]]] = {"": {"%": means, "points": leads}}
+    flower = json.loads((ROOT / "docs" / "flower-table.json").read_text(encoding="utf-8"))
+    exchanges = [flower["plain"], *(one["exchanges"] for one in flower["federations"])]
+    found: dict[str, dict[str, list[float]]] = {"": {"%": means, "points": leads, "s": [*map(statistics.median, exchanges)]}}
     for file in sorted((ROOT / "bench" / "results").glob("*.json")):
         for job in json.loads(file.read_text(encoding="utf-8"))["jobs"]:
             for name in ("", job["job"]):
