@@ -29,7 +29,7 @@ FLOORS = [
     ["rounds", "checkpoint"],
     ["summary", "significance", "simulation", "testing"],
     ["experiment"],
-    ["record"],
+    ["record", "recorder"],
     ["prepare", "report", "bands", "bench", "papers"],
     ["session", "forecast", "loggers"],
     ["execute"],

@@ -22,7 +22,8 @@ from feddkd.papers.figures import Panel, curves, figures
 from feddkd.papers.runs import Run, Runs, collect, recorded, strangers
 from feddkd.papers.show import FORMATS, Comparison, as_json, compare
 from feddkd.papers.status import progress
-from feddkd.record import describe, folder_name
+from feddkd.record import folder_name
+from feddkd.recorder import describe
 from feddkd.rounds import Row
 from feddkd.session import Every
 from feddkd.significance import paired, spread

@@ -16,7 +16,8 @@ from feddkd import Experiment, InputError
 from feddkd.execute import execute
 from feddkd.figure import curves
 from feddkd.prepare import prepare
-from feddkd.record import Recorder, find, folder_name
+from feddkd.record import find, folder_name
+from feddkd.recorder import Recorder
 from feddkd.report import drawing, table
 from feddkd.summary import mean_and_std, summarise, to_target
 

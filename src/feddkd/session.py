@@ -17,7 +17,7 @@ from feddkd.evaluate import confusions
 from feddkd.experiment import Experiment
 from feddkd.halt import Enough, Halt, Halted
 from feddkd.prepare import Prepared, prepare
-from feddkd.record import Recorder, describe
+from feddkd.recorder import Recorder, describe
 from feddkd.rounds import Row, Run
 from feddkd.simulation import DTYPES, Result, find_device, simulate_runs
 from feddkd.summary import summarise
