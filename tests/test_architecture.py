@@ -41,10 +41,7 @@ FLOORS = [
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 FILES = sorted(SOURCE.rglob("*.py"))
-FLOWER = [
-    *(SOURCE / "engines" / f"{name}.py" for name in ("flower", "letters", "secure", "shares")),
-    *(SOURCE / "flower").glob("*.py"),
-]
+FLOWER = [*(SOURCE / "engines" / "flower").glob("*.py"), *(SOURCE / "flower").glob("*.py")]
 
 
 def room_of(path: Path) -> str:

@@ -34,8 +34,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
-from feddkd.engines.letters import bytes_in, tensor_record
-from feddkd.engines.wire import MOST, WireError, unpack
+from feddkd.engines.flower.letters import bytes_in, tensor_record
+from feddkd.engines.flower.wire import MOST, WireError, unpack
 from feddkd.flower.credentials import make_node, make_server
 from feddkd.flower.door import Door
 from feddkd.flower.processes import Processes, free_port

@@ -17,9 +17,9 @@ from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError, p
 
 from feddkd import ClientError, Experiment, InputError, simulation
 from feddkd.engines import Order, Reply
-from feddkd.engines.letters import bytes_in, hasten, page_record, tensor_record
+from feddkd.engines.flower.letters import bytes_in, hasten, page_record, tensor_record
+from feddkd.engines.flower.wire import pack, unpack
 from feddkd.engines.serial import Serial
-from feddkd.engines.wire import pack, unpack
 from feddkd.execute import execute
 from feddkd.flower.apps import NodeApp, serve
 from feddkd.method import Exchange

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 pytest.importorskip("flwr")
 
-from feddkd.engines import shares
-from feddkd.engines.masks import Words, decode, encode, from_groups, mask, pairwise, stream, total, weights
-from feddkd.engines.wire import WireError, unpack
+from feddkd.engines.flower import shares
+from feddkd.engines.flower.masks import Words, decode, encode, from_groups, mask, pairwise, stream, total, weights
+from feddkd.engines.flower.wire import WireError, unpack
 from feddkd.flower import masking
 from feddkd.method import Collect
 from feddkd.params import Groups, stack, weighted_mean

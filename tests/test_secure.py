@@ -14,8 +14,8 @@ pytest.importorskip("flwr")
 from flwr.app import Message
 
 from feddkd import Experiment, InputError, simulation
-from feddkd.engines.letters import bytes_in, page_of, page_record, tensor_record
-from feddkd.engines.wire import WireError, pack, unpack
+from feddkd.engines.flower.letters import bytes_in, page_of, page_record, tensor_record
+from feddkd.engines.flower.wire import WireError, pack, unpack
 from feddkd.flower import desk
 from feddkd.flower.apps import NodeApp, serve
 from feddkd.prepare import prepare

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feddkd.engines.wire import WireError, check, pack, unpack
+from feddkd.engines.flower.wire import WireError, check, pack, unpack
 from feddkd.params import Groups
 
 GROUPS: Groups = {

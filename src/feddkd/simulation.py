@@ -202,7 +202,7 @@ def find_engine(name: str) -> Callable[..., Engine]:
     if name in FLOWER:  # only inside a federation, and an extra: not among the choices
         try:
             from feddkd.engines.flower import Flower
-            from feddkd.engines.secure import Secure
+            from feddkd.engines.flower.secure import Secure
         except ModuleNotFoundError:
             raise InputError(f"engine {name!r} needs Flower: pip install 'feddkd[flower]'") from None
         return Flower if name == "flower" else Secure

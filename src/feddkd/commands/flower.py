@@ -96,7 +96,7 @@ def _options(experiments: list[Experiment], deadline: float, join: float, secure
     if not secure:
         return {"deadline": deadline, "join": join}
     with _flower():
-        from feddkd.engines.secure import check_summable
+        from feddkd.engines.flower.secure import check_summable
 
         for experiment in experiments:  # complain before anything is started
             check_summable(experiment.as_dict(), threshold)

@@ -10,7 +10,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from feddkd.engines.letters import Shelf, bound, bytes_in, page_of, page_record, tensor_record
+from feddkd.engines.flower.letters import Shelf, bound, bytes_in, page_of, page_record, tensor_record
 from feddkd.errors import RunError
 from feddkd.execute import execute
 from feddkd.experiment import expand

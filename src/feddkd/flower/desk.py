@@ -20,9 +20,9 @@ from feddkd.data.batches import Source
 from feddkd.data.examples import Examples, examples
 from feddkd.data.federation import Federation
 from feddkd.data.transforms import transform
+from feddkd.engines.flower.shares import names_of
+from feddkd.engines.flower.wire import FIRST, NOTHING, WireError, pack, unpack
 from feddkd.engines.serial import answer, retained, seeded
-from feddkd.engines.shares import names_of
-from feddkd.engines.wire import FIRST, NOTHING, WireError, pack, unpack
 from feddkd.errors import InputError
 from feddkd.experiment import Experiment
 from feddkd.flower import masking

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from feddkd.engines import shares
-from feddkd.engines.masks import encode, mask, to_groups, weights
-from feddkd.engines.shares import LEAST, name_of
-from feddkd.engines.wire import WireError, pack
+from feddkd.engines.flower import shares
+from feddkd.engines.flower.masks import encode, mask, to_groups, weights
+from feddkd.engines.flower.shares import LEAST, name_of
+from feddkd.engines.flower.wire import WireError, pack
 from feddkd.method import Collect
 from feddkd.params import Groups
 

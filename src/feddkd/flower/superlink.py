@@ -35,8 +35,8 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 
-from feddkd.engines.letters import bound
-from feddkd.engines.wire import MOST
+from feddkd.engines.flower.letters import bound
+from feddkd.engines.flower.wire import MOST
 from feddkd.errors import InputError, NobodyAnsweredError
 from feddkd.flower import door
 from feddkd.flower.credentials import AUTHORITY, CERTIFICATE, PRIVATE

@@ -28,7 +28,7 @@ from flwr.supernode import start_client_internal
 from flwr.supernode.cli.flower_supernode import flower_supernode
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
-from feddkd.engines.letters import hasten
+from feddkd.engines.flower.letters import hasten
 from feddkd.flower.apps import NodeApp
 from feddkd.flower.desk import Load
 from feddkd.flower.processes import check_free

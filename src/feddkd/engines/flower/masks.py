@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from numpy.typing import NDArray
 
-from feddkd.engines.wire import WireError
+from feddkd.engines.flower.wire import WireError
 from feddkd.method import Collect
 from feddkd.params import Groups
 

@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_utils import pull_objects
 from flwr.superlink.grid.http_grid import HttpGrid
 
-from feddkd.engines.wire import WireError
+from feddkd.engines.flower.wire import WireError
 
 log = logging.getLogger(__name__)
 

@@ -19,9 +19,9 @@ from flwr.serverapp import Grid
 from feddkd.data.batches import Source
 from feddkd.data.federation import SERVER, Federation
 from feddkd.engines import Order, Reply
-from feddkd.engines.letters import Letter, Page, Post, action, bytes_in, page_of, page_record, tensor_record
+from feddkd.engines.flower.letters import Letter, Page, Post, action, bytes_in, page_of, page_record, tensor_record
+from feddkd.engines.flower.wire import FIRST, MOST, NOTHING, WireError, check, pack, unpack
 from feddkd.engines.serial import Serial, answer, gather, retained, seeded
-from feddkd.engines.wire import FIRST, MOST, NOTHING, WireError, check, pack, unpack
 from feddkd.errors import InputError
 from feddkd.method import Exchange
 from feddkd.models import Model

@@ -16,7 +16,7 @@ from flwr.common.secure_aggregation.crypto.shamir import combine_shares, create_
 from flwr.common.secure_aggregation.crypto.symmetric_encryption import decrypt, encrypt, generate_shared_key
 from flwr.common.secure_aggregation.secaggplus_utils import share_keys_plaintext_concat, share_keys_plaintext_separate
 
-from feddkd.engines.wire import WireError
+from feddkd.engines.flower.wire import WireError
 from feddkd.method import Exchange
 
 LEAST = 3  # clients in a sum: of two, each could tell the other's upload

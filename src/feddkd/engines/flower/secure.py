@@ -17,12 +17,12 @@ import torch
 from flwr.app import RecordDict
 
 from feddkd.data.federation import SERVER
-from feddkd.engines import Order, Reply, shares
-from feddkd.engines.flower import Flower
-from feddkd.engines.letters import Letter, Page, page_of, page_record
-from feddkd.engines.masks import Words, decode, from_groups, length, pairwise, stream, total, weights
-from feddkd.engines.shares import LEAST, name_of, names_of
-from feddkd.engines.wire import WireError
+from feddkd.engines import Order, Reply
+from feddkd.engines.flower import Flower, shares
+from feddkd.engines.flower.letters import Letter, Page, page_of, page_record
+from feddkd.engines.flower.masks import Words, decode, from_groups, length, pairwise, stream, total, weights
+from feddkd.engines.flower.shares import LEAST, name_of, names_of
+from feddkd.engines.flower.wire import WireError
 from feddkd.errors import InputError
 from feddkd.method import Collect, Exchange, Phase
 from feddkd.methods import parse
