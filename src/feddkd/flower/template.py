@@ -31,7 +31,7 @@ out = "runs"  # where the server writes its records, likewise
 deadline = 600.0  # seconds; a client that has not answered by then has not answered
 join = 300.0  # seconds until all clients must be there
 secure = false  # true: uploads come masked, the server learns sums alone; three clients at least
-threshold = 0.667  # with secure: the share of a cohort without which no sum is opened
+threshold = 0.66  # with secure: the share of a cohort without which no sum is opened
 """
 
 CLIENT_APP = '''\
