@@ -1,9 +1,9 @@
 """Every engine agrees with `serial` in float64 to 1e-12 after three rounds: unequal clients, partial cohorts, partial batches."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -14,9 +14,10 @@ from feddkd import functional, parse
 from feddkd.data.examples import Examples
 from feddkd.data.federation import Federation, assemble
 from feddkd.data.transforms import transform
-from feddkd.engines import Engine, Order
+from feddkd.engines import Engine, Order, work
 from feddkd.engines.batched import Batched
 from feddkd.engines.memory import evenly
+from feddkd.engines.recordings import _places
 from feddkd.engines.serial import Serial
 from feddkd.evaluate import Protocol
 from feddkd.method import Collect
@@ -109,6 +110,21 @@ def test_several_seeds_in_one_program_are_the_seeds_one_by_one(text: str, norm: 
     together, _ = run(Batched, text, norm, seeds=(0, 1, 2), strategy="vmap")
     alone = [oracle(text, norm, (seed,))[0][0] for seed in (0, 1, 2)]
     assert apart(together, alone) < 1e-12
+
+
+@pytest.mark.parametrize("places", [_places, lambda active: 99], ids=["as compiled programs have them", "nobody leaves"])
+@pytest.mark.parametrize("text", [METHODS[0], METHODS[1]], ids=["momentum", "adam"])
+@pytest.mark.parametrize("norm", [False, True], ids=["no batch norm", "batch norm"])
+def test_lanes_that_go_idly_on_after_they_have_finished_change_nothing(
+    places: Callable[[int], int], text: str, norm: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work, "run_plateaus", partial(work.run_plateaus, places=places))
+    found, _ = run(Batched, text, norm, seeds=(0, 1, 2), strategy="vmap")
+    assert apart(found, oracle(text, norm, (0, 1, 2))[0]) < 1e-12
+
+
+def test_programs_are_made_for_few_numbers_of_lanes() -> None:
+    assert [_places(lanes) for lanes in range(1, 18)] == [1, 2, 3, 4, 6, 6, 8, 8, 12, 12, 12, 12, 16, 16, 16, 16, 24]
 
 
 Cohorts = Sequence[Sequence[tuple[int, ...]]]  # step -> run -> who answers

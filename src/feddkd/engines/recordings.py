@@ -1,9 +1,8 @@
 """Steps recorded as CUDA graphs: everything a step reads and writes lives in fixed places, and a counter on the device says which
 row of the tape is next. Replaying a step costs one launch, whatever it is made of."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from feddkd.engines.replays import in_peace, new_stream
 from feddkd.engines.tracing import compiled
-from feddkd.engines.work import Work, advance, join, lanes_in, part, shapes, take
+from feddkd.engines.work import Work, advance, lanes_in, run_plateaus, shapes, take
 from feddkd.method import Batch
 from feddkd.models import Model
 from feddkd.params import Groups
@@ -52,7 +51,8 @@ class Recording:
         lanes, device = lanes_in(carry), work.tape.indices.device
         self.work, self.width, self.way = work, width, way
         self.carry, self.sent = _clone(carry), _clone(work.sent)
-        self.indices = torch.zeros(len(work.tape.active), lanes, width, dtype=torch.int64, device=device)
+        rows = 1 << (len(work.tape.active) - 1).bit_length()  # a longer round to come need not be recorded anew
+        self.indices = torch.zeros(rows, lanes, width, dtype=torch.int64, device=device)
         self.share = torch.zeros(self.indices.shape, dtype=work.dtype, device=device)
         self.keys = torch.zeros(self.indices.shape[:2], dtype=torch.int64, device=device)
         self.step = torch.zeros(1, dtype=torch.int64, device=device)
@@ -167,20 +167,14 @@ class Recordings:
         return self._pool
 
     def run(self, work: Work, carry: Groups, steps: int | None, way: Way) -> Groups:
-        finished: list[Groups] = []
-        for active, width, span in _spans(work):
-            if active < lanes_in(carry):
-                finished.append(part(carry, active, None))
-                carry = part(carry, 0, active)
-            here = work.head(active)
+        def stretch(here: Work, carry: Groups, width: int | None, active: int, span: range) -> Groups:
             if width is None:
-                for step in span[:steps]:
-                    carry = advance(here, carry, step, active, here.walk)
-            else:
-                carry = self._recording(here, carry, width, way).run(here, carry, span[:steps])
-            if steps is not None:
-                break
-        return join([carry, *reversed(finished)])
+                return advance(here, carry, active, span, here.walk)
+            return self._recording(here, carry, width, way).run(here, carry, span)
+
+        # a stream serves any number of lanes, and to record is cheap: only what is compiled for so many lanes is made to last
+        places = _places if way.compiled and not way.streams else None
+        return run_plateaus(work, carry, steps, stretch, padded=True, places=places)
 
     def _recording(self, work: Work, carry: Groups, width: int, way: Way) -> Recording:
         key = (work.client, lanes_in(carry), width, work.shared, way, work.shapes)
@@ -190,16 +184,7 @@ class Recordings:
         return kept
 
 
-def _spans(work: Work) -> Iterator[tuple[int, int | None, range]]:
-    """(lanes at work, width of their batches, steps). Width None: batch norm, and batches of different sizes in one step."""
-
-    def kind(step: int) -> tuple[int, int | None]:
-        active = work.tape.active[step]
-        sizes = work.tape.sizes[step, :active]
-        if not work.model.norm_names:
-            return active, work.tape.indices.shape[2]
-        return active, int(sizes[0]) if (sizes == sizes[0]).all() else None
-
-    for (active, width), steps in groupby(range(len(work.tape.sizes)), key=kind):
-        at = list(steps)
-        yield active, width, range(at[0], at[-1] + 1)
+def _places(lanes: int) -> int:
+    """The next number of the form 2^k or 3 * 2^k: clients of n different sizes need some 2 log2(n) programs instead of n."""
+    power = 1 << (lanes - 1).bit_length()
+    return power * 3 // 4 if power * 3 // 4 >= lanes else power

@@ -133,31 +133,48 @@ class Work:
 
 
 Walk = Callable[[Groups, Groups, Iterable[Batch]], Groups]  # (sent, carry, batches of equal size) -> carry, over lanes
+Stretch = Callable[[Work, Groups, int | None, int, range], Groups]  # (work, carry, width, lanes at work, steps) -> carry
 
 
 def run_vmap(work: Work, carry: Groups, steps: int | None = None, by: Callable[[Work], Walk] | None = None) -> Groups:
-    """Step by step over all lanes at work, so many steps or all of them; finished lanes leave. `by` makes programs for the shapes
-    that they meet."""
-    finished: list[Groups] = []
-    for active, width, span in work.plateaus(padded=by is not None):
-        if active < lanes_in(carry):
-            finished.append(part(carry, active, None))
-            carry = part(carry, 0, active)
-        here, span = work.head(active), span[:steps]
+    """Step by step over all lanes at work, so many steps or all of them. `by` makes programs for the shapes that they meet."""
+
+    def stretch(here: Work, carry: Groups, width: int | None, active: int, span: range) -> Groups:
         walk = here.walk if by is None else by(here)
         if width is None:
-            for step in span:
-                carry = advance(here, carry, step, active, walk)
-        else:
-            carry = walk(here.sent, carry, here.read_on(span, active, width))
+            return advance(here, carry, active, span, walk)
+        return walk(here.sent, carry, here.read_on(span, lanes_in(carry), width))
+
+    return run_plateaus(work, carry, steps, stretch, padded=by is not None)
+
+
+def run_plateaus(
+    work: Work, carry: Groups, steps: int | None, stretch: Stretch, padded: bool, places: Callable[[int], int] | None = None
+) -> Groups:
+    """Plateau after plateau; finished lanes leave. Where a program for another number of lanes is dear, `places` says how many a
+    program for so many at work should have: lanes that have finished go idly on in what is left over, their results put away."""
+    finished, left = [], lanes_in(carry)
+    for active, width, span in work.plateaus(padded):
+        if active < left:
+            finished.append(part(carry, active, left))
+            left = active
+        carry = part(carry, 0, places(active) if places else active)
+        carry = stretch(work.head(lanes_in(carry)), carry, width, active, span[:steps])
         steps = None if steps is None else steps - len(span)
-        if steps == 0:
+        if steps is not None and steps <= 0:
             break
-    return join([carry, *reversed(finished)])
+    return join([part(carry, 0, left), *reversed(finished)])
 
 
-def advance(work: Work, carry: Groups, step: int, active: int, walk: Walk) -> Groups:
-    """One step of all lanes where those with batches of different sizes must go separately."""
+def advance(work: Work, carry: Groups, active: int, span: range, walk: Walk) -> Groups:
+    """Steps in which lanes with batches of different sizes must go separately."""
+    for step in span:
+        moved, idle = _advance(work, carry, active, step, walk), part(carry, active, None)
+        carry = join([moved, idle]) if lanes_in(idle) else moved
+    return carry
+
+
+def _advance(work: Work, carry: Groups, active: int, step: int, walk: Walk) -> Groups:
     sizes = work.tape.sizes[step, :active]
     moved: list[Groups | None] = [None] * active
     for size in sorted(set(sizes.tolist())):
