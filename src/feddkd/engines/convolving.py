@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import conv2d, max_pool2d, pad, relu
+from torch.nn.functional import batch_norm, conv2d, group_norm, max_pool2d, pad, relu
 from torch.overrides import TorchFunctionMode
 
 PROGRAMS = 512  # that a chip should have at least to keep it busy
@@ -220,6 +220,8 @@ class fusing(TorchFunctionMode):  # noqa: N801  # a context, as torch.no_grad
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if function in NORMS:  # they would put gradients in the order that a convolution's images have, which vmap does not know
+            args = (args[0].contiguous(), *args[1:])
         found = _convolved(*args, **kwargs) if function is torch.conv2d else self._followed(function, args, kwargs)
         if found is None:
             return function(*args, **kwargs)
@@ -241,6 +243,7 @@ class fusing(TorchFunctionMode):  # noqa: N801  # a context, as torch.no_grad
 
 
 RELUS: tuple[Callable[..., Tensor], ...] = (torch.relu, Tensor.relu, relu)
+NORMS: tuple[Callable[..., Tensor], ...] = (torch.batch_norm, batch_norm, torch.group_norm, group_norm)
 POOLINGS: tuple[Callable[..., Tensor], ...] = (torch.max_pool2d, max_pool2d)
 
 
