@@ -3,12 +3,13 @@ row of the tape is next. Replaying a step costs one launch, whatever it is made 
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from feddkd.engines.replays import in_peace, new_stream
+from feddkd.engines.replays import in_peace, new_stream, recorded
 from feddkd.engines.tracing import compiled
 from feddkd.engines.work import Work, advance, lanes_in, run_plateaus, shapes, take
 from feddkd.method import Batch
@@ -98,12 +99,11 @@ class Recording:
             self._body()
 
         in_peace(again, device)
-        self.graphs = {}
-        for steps in (STRIDE, 1):
-            self.graphs[steps] = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graphs[steps], pool=pool):
-                for _ in range(steps):
-                    self._body()
+        self.graphs = {steps: recorded(partial(self._steps, steps), pool) for steps in (STRIDE, 1)}
+
+    def _steps(self, count: int) -> None:
+        for _ in range(count):
+            self._body()
 
     def _read(self, lanes: slice) -> Batch:
         cut = self.indices[self.step][0, lanes], self.share[self.step][0, lanes], self.keys[self.step][0, lanes]
