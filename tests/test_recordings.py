@@ -140,6 +140,15 @@ def test_a_round_that_is_longer_than_the_recorded_one_is_recorded_anew(way: str,
     assert rows == [1, 8], "with room for longer ones to come"
 
 
+def test_only_where_steps_go_on_elsewhere_are_they_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    starts: list[int] = []
+    monkeypatch.setattr(Recording, "_load", noting(Recording._load, starts, lambda _, self, work, carry, start: start))
+    sizes, everybody = (8, 16, 24, 32, 40, 48), tuple(range(6))  # at every step one more has finished
+    found = uploads(Batched, sizes, [everybody] * 2, strategy="fused")
+    assert apart(found, uploads(Serial, sizes, [everybody] * 2)) < 1e-12
+    assert starts[-5:] == [0, 2, 3, 4, 5], "five lanes go on in the places of six"
+
+
 def test_no_later_replay_changes_a_gradient() -> None:
     cohorts = cohorts_of([(0, 1, 2)], [(0, 1, 2)])
     found = distillations(Batched, cohorts, Collect.MEAN_BY_CLIENTS, False, strategy="graph")
