@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from feddkd.experiment import Experiment
-from feddkd.papers.definitions import Paper
+from feddkd.papers.definitions import Paper, length
 from feddkd.papers.runs import Run, Runs
 
 
@@ -23,23 +23,24 @@ class Progress:
 
 def progress(paper: Paper, runs: Runs) -> list[Progress]:
     """A line for each table, and one for all together: tables share runs."""
-    wanted = {name: paper.wanted(table) for name, table in paper.tables.items()}
-    together = {one.digest: one for experiments in wanted.values() for one in experiments}
+    wanted = {name: [(one, length(one, table.most())) for one in paper.wanted(table)] for name, table in paper.tables.items()}
+    by_length = sorted((each for some in wanted.values() for each in some), key=lambda each: each[1])
+    together = {one.digest: (one, rounds) for one, rounds in by_length}  # the longest is the one that stays
     pace = Pace(runs.values())
     return [_progress(name, some, runs, pace) for name, some in [*wanted.items(), ("all", list(together.values()))]]
 
 
-def _progress(name: str, experiments: Sequence[Experiment], runs: Runs, pace: "Pace") -> Progress:
-    done = [len(runs[one.digest].rounds) if one.digest in runs else 0 for one in experiments]
-    left = [(one, one.rounds - rounds) for one, rounds in zip(experiments, done, strict=True) if rounds < one.rounds]
+def _progress(name: str, wanted: Sequence[tuple[Experiment, int]], runs: Runs, pace: "Pace") -> Progress:
+    done = [min(rounds, len(runs[one.digest].rounds)) if one.digest in runs else 0 for one, rounds in wanted]
+    left = [(one, rounds - there) for (one, rounds), there in zip(wanted, done, strict=True) if there < rounds]
     costs = [(pace.seconds_a_round(one), rounds) for one, rounds in left]
     known = [cost * rounds for cost, rounds in costs if cost is not None]
     return Progress(
         name,
-        len(experiments) - len(left),
-        len(experiments),
+        len(wanted) - len(left),
+        len(wanted),
         sum(done),
-        sum(one.rounds for one in experiments),
+        sum(rounds for _, rounds in wanted),
         round(sum(known), 1) if known or not left else None,
         len(left) - len(known),
     )
