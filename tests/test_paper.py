@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from feddkd.cli import main
+from feddkd.engines.opening import find_device
 from feddkd.errors import InputError
 from feddkd.execute import execute
 from feddkd.experiment import Experiment, load
@@ -28,7 +29,6 @@ from feddkd.recorder import describe
 from feddkd.rounds import Row
 from feddkd.session import Every
 from feddkd.significance import paired, spread
-from feddkd.simulation import find_device
 
 PAPER = Path(__file__).parent.parent / "papers" / "feddkd"
 
