@@ -134,11 +134,7 @@ def test_a_cells_runs_differ_in_their_seed_alone_and_no_two_rows_share_them() ->
     real = read(PAPER)
     for table in real.tables.values():
         families = Counter(
-            one.family
-            for setting in table.settings
-            for method, line in table.methods.items()
-            if line.rounds == table.most()
-            for one in real.behind(table, setting, method)[:1]
+            one.family for setting in table.settings for method in table.whole for one in real.behind(table, setting, method)[:1]
         )
         assert set(families.values()) == {1}
 
@@ -358,7 +354,10 @@ def test_status_counts_runs_and_rounds_once_and_guesses_by_the_work_of_a_round(p
     assert replace(everything, name="tiny") == tiny
     assert (tiny.runs_done, tiny.runs_wanted, tiny.rounds_done, tiny.rounds_wanted) == (1, 8, 6, 32)
     # FedAvg took 1 and 2 s a round with 2 clients: 2 rounds more of it, 8 of FedDKD, and 16 with twice the clients
-    assert tiny.seconds_left == pytest.approx(1.5 * (2 + 8 + 2 * 16))
+    assert tiny.seconds_left == pytest.approx(2 + 8 + 2 * 16)
+    slow = {digest: replace(run, seconds=40.0) for digest, run in runs_of(paper, "FedDKD", [[0.5] * 4]).items()}
+    # 10 s a round of FedDKD: 4 rounds more of it and 8 with twice the clients; FedAvg as before
+    assert progress(paper, runs | slow)[0].seconds_left == pytest.approx(2 + 2 * 8 + 10 * (4 + 2 * 8))
     nothing = progress(paper, {})[0]
     assert (nothing.seconds_left, nothing.runs_of_unknown_cost) == (None, 8)
 
@@ -656,6 +655,7 @@ def test_run_goes_on_with_what_was_cut_short_even_in_the_middle_of_a_line(
         (("collect", "--runs", "nowhere"), "there is no folder nowhere"),
         (("figure", "tiny", "--out", "a.png"), "there are no runs of table 'tiny' yet"),
         (("figure", "none", "--out", "a.png"), "no table or figure 'none'; there are: tiny"),
+        (("run", "tiny", "--seed", "7"), "'tiny' has no seed 7; there are: 0, 1"),
     ],
 )
 def test_mistakes_are_one_line(

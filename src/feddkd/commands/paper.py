@@ -143,7 +143,11 @@ def paper_run(
     paper = read(papers)
     known = recorded(paper, runs)
     found = find(paper, name)
-    chosen = [one for one in _wanted(paper, found, setting, method) if seed is None or one.seed in seed]
+    wanted = _wanted(paper, found, setting, method)
+    for one in seed or ():
+        if one not in (seeds := sorted({each.seed for each in wanted})):
+            raise InputError(f"{name!r} has no seed {one}; there are: {choices(map(str, seeds))}")
+    chosen = [one for one in wanted if seed is None or one.seed in seed]
     until = rounds if rounds or isinstance(found, Figure) else found.most(method)
     todo = missing(found, chosen, known, until)
     if not todo:

@@ -109,6 +109,11 @@ class Definition:
     quantities: Mapping[str, Quantity]
     note: str = ""
 
+    @property
+    def whole(self) -> list[str]:
+        """Its methods but those that are first parts of others."""
+        return [method for method, line in self.methods.items() if line.rounds == self.most()]
+
     def most(self, methods: Iterable[str] | None = None) -> int | None:
         """How many rounds of a run its methods, or some of them, count; None: all."""
         counted = [self.methods[method].rounds for method in methods or self.methods]

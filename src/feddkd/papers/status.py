@@ -47,28 +47,27 @@ def _progress(name: str, wanted: Sequence[tuple[Experiment, int]], runs: Runs, p
 
 
 class Pace:
-    """Seconds a round, from records: of runs that differ in the seed alone, or else of runs of the same network, in proportion
-    to a round's local work. A rough guess: it knows nothing of the engine or of how many runs went side by side."""
+    """Seconds a round, from records: the quickest of the same methods on the same network, or else of any method on it, in
+    proportion to a round's local work. The quickest, since others may have had the machine to share; a rough guess all the same:
+    it knows nothing of the engine or the device."""
 
     def __init__(self, runs: Iterable[Run]) -> None:
-        self._families: dict[str, list[float]] = {}
-        self._networks: dict[str, list[float]] = {}
+        self._quickest: dict[str, float] = {}  # kind of run -> seconds a round, by its work
         for run in runs:
             if run.rounds:
-                pace = run.seconds / len(run.rounds)
-                self._families.setdefault(run.experiment.family, []).append(pace)
-                self._networks.setdefault(_network(run.experiment), []).append(pace / _work(run.experiment))
+                pace = run.seconds / len(run.rounds) / _work(run.experiment)
+                for kind in _kinds(run.experiment):
+                    self._quickest[kind] = min(pace, self._quickest.get(kind, pace))
 
     def seconds_a_round(self, experiment: Experiment) -> float | None:
-        same = self._families.get(experiment.family)
-        if same:
-            return sum(same) / len(same)
-        like = self._networks.get(_network(experiment))
-        return None if like is None else _work(experiment) * sum(like) / len(like)
+        known = [self._quickest[kind] for kind in _kinds(experiment) if kind in self._quickest]
+        return known[0] * _work(experiment) if known else None
 
 
-def _network(experiment: Experiment) -> str:
-    return f"{experiment.canonical['model']} on {experiment.canonical['data']}"
+def _kinds(experiment: Experiment) -> tuple[str, str]:
+    """From the most like it to the least."""
+    network = f"{experiment.canonical['model']} on {experiment.canonical['data']}"
+    return f"{' | '.join(call.name for call in experiment.parsed_method.calls)}: {network}", network
 
 
 def _work(experiment: Experiment) -> float:
