@@ -16,10 +16,10 @@ from feddkd.bench.jobs import DIRICHLET, FEMNIST, MANY_SMALL, Job
 from feddkd.bench.loop import Loop
 from feddkd.bench.setting import Setting
 from feddkd.cli import main
+from feddkd.engines.opening import ENGINES
 from feddkd.errors import InputError
 from feddkd.methods import parse
 from feddkd.models import MODELS, functional
-from feddkd.simulation import ENGINES
 from small import distance
 
 CPU = torch.device("cpu")

@@ -308,6 +308,19 @@ def test_a_run_whose_trace_has_changed_is_not_resumed(
     assert "cannot go on: a file that its experiment names has changed" in capsys.readouterr().err
 
 
+def test_a_run_whose_folder_was_given_another_name_is_not_begun_anew_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = experiment(rounds=2)
+    execute([one], out=tmp_path, engine="serial", until=1)
+    (tmp_path / folder_name(one)).rename(tmp_path / "mine")
+    monkeypatch.setattr("sys.argv", ["feddkd", "resume", str(tmp_path)])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert f"cannot go on: its folder must be called {folder_name(one)}" in capsys.readouterr().err
+    assert [folder.name for folder in tmp_path.iterdir()] == ["mine"]
+
+
 FATAL = {"availability": "random(drop=0.2)", "rounds": 4, "cohort": 3}  # of these seeds it ends one alone
 
 

@@ -15,8 +15,8 @@ pytest.importorskip("flwr")
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError, pull_objects
 
-from feddkd import ClientError, Experiment, InputError, simulation
-from feddkd.engines import Order, Reply
+from feddkd import ClientError, Experiment, InputError
+from feddkd.engines import Order, Reply, opening
 from feddkd.engines.flower.letters import bytes_in, hasten, page_record, tensor_record
 from feddkd.engines.flower.wire import pack, unpack
 from feddkd.engines.serial import Serial
@@ -176,7 +176,7 @@ def test_a_client_whose_answer_cannot_be_used_has_not_answered(
     monkeypatch.setattr("feddkd.engines.flower.Flower.most", 200_000)
     method = f"scaffold({LOCAL}) | {DKD}"
     monkeypatch.setattr(Deaf, "deaf", frozenset({(*exchange, 1)}))
-    monkeypatch.setattr(simulation, "ENGINES", {**simulation.ENGINES, "deaf": Deaf})
+    monkeypatch.setattr(opening, "ENGINES", {**opening.ENGINES, "deaf": Deaf})
     serial(tmp_path / "serial", method, "deaf")
     flower(tmp_path / "flower", method, spoiling(FAULTS[fault], 1, exchange))
     assert apart(final(tmp_path / "serial"), final(tmp_path / "flower")) < 1e-12

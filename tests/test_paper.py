@@ -6,6 +6,7 @@ import math
 import statistics
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from feddkd.cli import main
+from feddkd.engines.opening import find_device
 from feddkd.errors import InputError
 from feddkd.execute import execute
 from feddkd.experiment import Experiment, load
@@ -27,7 +29,6 @@ from feddkd.recorder import describe
 from feddkd.rounds import Row
 from feddkd.session import Every
 from feddkd.significance import paired, spread
-from feddkd.simulation import find_device
 
 PAPER = Path(__file__).parent.parent / "papers" / "feddkd"
 
@@ -133,11 +134,7 @@ def test_a_cells_runs_differ_in_their_seed_alone_and_no_two_rows_share_them() ->
     real = read(PAPER)
     for table in real.tables.values():
         families = Counter(
-            one.family
-            for setting in table.settings
-            for method, line in table.methods.items()
-            if line.rounds is None
-            for one in real.behind(table, setting, method)[:1]
+            one.family for setting in table.settings for method in table.whole for one in real.behind(table, setting, method)[:1]
         )
         assert set(families.values()) == {1}
 
@@ -247,6 +244,13 @@ def test_the_order_of_methods_holds_or_the_lead_says_whom_it_is_not_ahead_of(pap
     assert "order of what there is so far holds" in FORMATS["text"](compare(paper, "tiny", half))
 
 
+def test_runs_that_are_there_in_part_stand_in_no_order(paper: Paper) -> None:
+    cut = runs_of(paper, "FedDKD", [[0.1] * 2] * 2) | runs_of(paper, "FedAvg", [[0.2] * 4] * 2)
+    found = compare(paper, "tiny", cut)
+    assert "not ahead of" not in FORMATS["text"](found)
+    assert not [order for order in found.orders if order.quantity == "accuracy"]
+
+
 def test_all_formats_say_the_same(paper: Paper) -> None:
     runs = runs_of(paper, "FedDKD", [[0.7] * 4, [0.72] * 4]) | runs_of(paper, "FedAvg", [[0.6] * 4, [0.61] * 4])
     found = compare(paper, "tiny", runs)
@@ -350,9 +354,24 @@ def test_status_counts_runs_and_rounds_once_and_guesses_by_the_work_of_a_round(p
     assert replace(everything, name="tiny") == tiny
     assert (tiny.runs_done, tiny.runs_wanted, tiny.rounds_done, tiny.rounds_wanted) == (1, 8, 6, 32)
     # FedAvg took 1 and 2 s a round with 2 clients: 2 rounds more of it, 8 of FedDKD, and 16 with twice the clients
-    assert tiny.seconds_left == pytest.approx(1.5 * (2 + 8 + 2 * 16))
+    assert tiny.seconds_left == pytest.approx(2 + 8 + 2 * 16)
+    slow = {digest: replace(run, seconds=40.0) for digest, run in runs_of(paper, "FedDKD", [[0.5] * 4]).items()}
+    # 10 s a round of FedDKD: 4 rounds more of it and 8 with twice the clients; FedAvg as before
+    assert progress(paper, runs | slow)[0].seconds_left == pytest.approx(2 + 2 * 8 + 10 * (4 + 2 * 8))
     nothing = progress(paper, {})[0]
     assert (nothing.seconds_left, nothing.runs_of_unknown_cost) == (None, 8)
+
+
+def test_of_a_table_of_first_parts_alone_no_more_rounds_are_wanted_than_count(paper: Paper) -> None:
+    tiny = paper.table("tiny")
+    short = replace(tiny, name="short", methods={"FedDKD@2": tiny.methods["FedDKD@2"]})
+    runs = runs_of(paper, "FedDKD", [[0.5] * 3, [0.5]])
+    first, both = (
+        progress(replace(paper, tables={"short": short}), runs),
+        progress(replace(paper, tables={"short": short, "tiny": tiny}), runs),
+    )
+    assert (first[0].runs_done, first[0].runs_wanted, first[0].rounds_done, first[0].rounds_wanted) == (1, 4, 3, 8)
+    assert both[-1].rounds_wanted == both[1].rounds_wanted == 32
 
 
 # The committed results
@@ -414,11 +433,17 @@ def test_the_committed_femnist_results_are_the_readmes(real: Paper, committed: R
     assert "{} against {}".format(*spent) in readme
 
 
-def test_feddkd_leads_every_baseline_in_every_seed_of_femnist(real: Paper, committed: Runs) -> None:
-    found = compare(real, "femnist-accuracy", committed)
-    against = {(c.place.setting, c.place.method): test for c, test in found.tests if not c.place.method.startswith("FedDKD")}
-    assert len(against) >= 7
-    assert all(test.wins == test.difference.n == 3 for test in against.values())
+def test_femnist_with_five_epochs_is_whole_and_both_forms_of_feddkd_lead_every_baseline_in_every_seed(
+    real: Paper, committed: Runs
+) -> None:
+    found = [one for one in compare(real, "femnist-accuracy", committed).cells if one.place.setting.endswith("E=5")]
+    assert all(one.complete and len(one.readings) == 3 for one in found)
+    by_seed = {(one.place.setting, one.place.method): one.by_seed for one in found if one.place.quantity == "accuracy"}
+    for setting in ("c=0.25,E=5", "c=0.5,E=5", "c=0.75,E=5"):
+        for lead in ("FedDKD", "FedDKD_MAX"):
+            for baseline in ("FedAvg", "FedProx", "FedMAX"):
+                own, other = by_seed[setting, lead], by_seed[setting, baseline]
+                assert all(own[seed] > other[seed] for seed in range(3)), (setting, lead, baseline)
 
 
 def test_the_committed_digits_results_are_the_readmes(real: Paper, committed: Runs, readme: str) -> None:
@@ -553,14 +578,15 @@ def test_the_page_has_tables_figures_and_findings_and_pictures_are_drawn_once(
 def test_the_first_rounds_of_all_come_before_the_rest_and_lead_to_the_same_rows(
     paper: Paper, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def ran(*arguments: Any, runs: str = "runs") -> list[dict[str, Any]]:
+    def ran(*arguments: Any, method: Sequence[str] = ("--method", "FedDKD"), runs: str = "runs") -> list[dict[str, Any]]:
         where = ("--papers", paper.folder, "--runs", tmp_path / runs, "--engine", "serial", "--json")
-        told = call("run", "tiny", "--method", "FedDKD", *arguments, *where, capsys=capsys, monkeypatch=monkeypatch)
+        told = call("run", "tiny", *method, *arguments, *where, capsys=capsys, monkeypatch=monkeypatch)
         found: list[dict[str, Any]] = json.loads(told.splitlines()[-1])["runs"]
         return found
 
     assert [one["rounds"] for one in ran("--rounds", "2")] == [2, 2, 2, 2]  # both settings, both seeds
     assert ran("--rounds", "2") == []
+    assert ran("--method", "FedDKD@2", method=()) == []
     half = recorded(paper, tmp_path / "runs")
     assert {len(run.rounds) for run in half.values()} == {2}
     assert [one["rounds"] for one in ran()] == [4, 4, 4, 4]
@@ -629,6 +655,7 @@ def test_run_goes_on_with_what_was_cut_short_even_in_the_middle_of_a_line(
         (("collect", "--runs", "nowhere"), "there is no folder nowhere"),
         (("figure", "tiny", "--out", "a.png"), "there are no runs of table 'tiny' yet"),
         (("figure", "none", "--out", "a.png"), "no table or figure 'none'; there are: tiny"),
+        (("run", "tiny", "--seed", "7"), "'tiny' has no seed 7; there are: 0, 1"),
     ],
 )
 def test_mistakes_are_one_line(

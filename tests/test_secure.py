@@ -13,7 +13,8 @@ pytest.importorskip("flwr")
 
 from flwr.app import Message
 
-from feddkd import Experiment, InputError, simulation
+from feddkd import Experiment, InputError
+from feddkd.engines import opening
 from feddkd.engines.flower.letters import bytes_in, page_of, page_record, tensor_record
 from feddkd.engines.flower.wire import WireError, pack, unpack
 from feddkd.flower import desk
@@ -111,7 +112,7 @@ def test_whoever_falls_silent_when_the_sum_is_that_of_the_rest(
 ) -> None:
     kind, time, deaf = STAGES[stage]
     monkeypatch.setattr(Deaf, "deaf", frozenset(deaf))
-    monkeypatch.setattr(simulation, "ENGINES", {**simulation.ENGINES, "deaf": Deaf})
+    monkeypatch.setattr(opening, "ENGINES", {**opening.ENGINES, "deaf": Deaf})
     serial(tmp_path / "serial", FEDDKD, "deaf", **FOUR)
     secure(tmp_path / "secure", FEDDKD, spoiling(kind, 1, time))
     assert apart(final(tmp_path / "serial"), final(tmp_path / "secure")) < QUANTUM

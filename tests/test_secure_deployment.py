@@ -7,7 +7,8 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from feddkd import Experiment, simulation
+from feddkd import Experiment
+from feddkd.engines import opening
 from feddkd.execute import execute
 from feddkd.flower.deployment import Deployment, deployed
 from flower_double import FEDDKD, SETTING, apart, final, rows
@@ -48,7 +49,7 @@ def check_one_may_go(deployment: Deployment, folder: Path, experiment: Experimen
 
     run(deployment, folder / "fault", experiment, on_push)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simulation, "ENGINES", {**simulation.ENGINES, "deaf": Deaf})
+        patch.setattr(opening, "ENGINES", {**opening.ENGINES, "deaf": Deaf})
         patch.setattr(Deaf, "deaf", frozenset({(1, 1, 1, 3)}))
         execute([experiment], out=folder / "deaf", engine="deaf")
     assert rows(folder / "fault")[0]["missing"] == [["distil", 1, 3, "drop"]]

@@ -34,7 +34,7 @@ from feddkd.commands.watching import watch
 from feddkd.errors import ClientError, InputError, RunError
 from feddkd.experiment import load
 from feddkd.halt import Halted
-from feddkd.record import find
+from feddkd.record import find, folder_name
 from feddkd.version import __version__
 
 app = typer.Typer(
@@ -154,6 +154,8 @@ def resume(
     for record in found:
         if record.experiment.digest != record.manifest["digest"]:
             raise InputError(f"the run in {record.folder} cannot go on: a file that its experiment names has changed")
+        if record.folder.resolve().name != (name := folder_name(record.experiment)):
+            raise InputError(f"the run in {record.folder} cannot go on: its folder must be called {name}, by which it is known")
     run_all(
         [record.experiment for record in found], [record.folder.parent for record in found],
         engine=engine, device=device, precision=precision, strategy=strategy, threads=threads, data=data,

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from feddkd.engines.batched import PRECISIONS
+from feddkd.engines.opening import find_device, find_engine
 from feddkd.errors import InputError, choices
 from feddkd.experiment import Experiment
 from feddkd.record import finished_summary, folder_name
 from feddkd.rounds import Row
 from feddkd.session import OFTEN, Every, Session, abreast
-from feddkd.simulation import find_device, find_engine
 
 
 def execute(

@@ -34,11 +34,10 @@ def curves(records: Sequence[Record], path: Path) -> None:
 def paper_curves(paper: Paper, name: str, runs: Runs, path: Path) -> None:
     """The curves behind a paper's table: a row of pictures for each setting of which there are runs."""
     table = paper.table(name)
-    methods = [method for method, line in table.methods.items() if line.rounds is None]  # the others are parts of these
     rows = {
         setting: {
             method: [runs[one.digest].rounds for one in behind if one.digest in runs]
-            for method, behind in ((method, paper.behind(table, setting, method)) for method in methods)
+            for method, behind in ((method, paper.behind(table, setting, method)) for method in table.whole)
         }
         for setting in table.settings
     }

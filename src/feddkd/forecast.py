@@ -17,6 +17,7 @@ import torch
 from feddkd.costs import Costs
 from feddkd.engines import Engine, Order, Reply
 from feddkd.engines.memory import peak_memory
+from feddkd.engines.opening import find_device, open_engine
 from feddkd.engines.strategies import wait_for
 from feddkd.experiment import Experiment
 from feddkd.method import Exchange, Method, Phase
@@ -24,7 +25,7 @@ from feddkd.models import Model
 from feddkd.prepare import prepare
 from feddkd.rounds import Run, play
 from feddkd.schedules import Repeat
-from feddkd.simulation import DTYPES, begin, cohort_size, find_device, open_engine
+from feddkd.simulation import DTYPES, begin, cohort_size
 
 FEW, MORE = 2, 6  # steps of a trial
 TURNS = 2  # repetitions of a phase in a trial

@@ -13,13 +13,14 @@ import torch
 from feddkd import checkpoint
 from feddkd.checkpoint import Snapshot, Writer
 from feddkd.engines import Engine
+from feddkd.engines.opening import find_device
 from feddkd.evaluate import confusions
 from feddkd.experiment import Experiment
 from feddkd.halt import Enough, Halt, Halted
 from feddkd.prepare import Prepared, prepare
 from feddkd.recorder import Recorder, describe
 from feddkd.rounds import Row, Run
-from feddkd.simulation import DTYPES, Result, find_device, simulate_runs
+from feddkd.simulation import DTYPES, Result, simulate_runs
 from feddkd.summary import summarise
 
 log = logging.getLogger(__name__)

@@ -1,8 +1,5 @@
 """A whole run in one call: `simulate` on data at hand, and the pieces that `feddkd run` puts together in the same way."""
 
-import inspect
-import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,8 +16,7 @@ from feddkd.data.examples import Examples, examples
 from feddkd.data.federation import Federation, assemble, together
 from feddkd.data.transforms import transform
 from feddkd.engines import Engine
-from feddkd.engines.batched import Batched
-from feddkd.engines.pool import Pool
+from feddkd.engines.opening import FLOWER, find_device, open_engine
 from feddkd.engines.serial import Serial
 from feddkd.errors import InputError, RunError, choices
 from feddkd.evaluate import Protocol, fitting_protocol
@@ -32,8 +28,6 @@ from feddkd.privacy import ledger
 from feddkd.rounds import PATIENT, Row, Run, play
 from feddkd.values import Chance, Count, Share, Whole, checked
 
-ENGINES: Mapping[str, Callable[..., Engine]] = {"serial": Serial, "batched": Batched, "pool": Pool}
-FLOWER = ("flower", "flower-secure")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -196,47 +190,6 @@ def cohort_size(cohort: int | float, clients: int, least: int = 1) -> int:
     if size < least:
         raise InputError(f"min_clients is {least}, and a cohort has {size} clients")
     return size
-
-
-def find_engine(name: str) -> Callable[..., Engine]:
-    if name in FLOWER:  # only inside a federation, and an extra: not among the choices
-        try:
-            from feddkd.engines.flower import Flower
-            from feddkd.engines.flower.secure import Secure
-        except ModuleNotFoundError:
-            raise InputError(f"engine {name!r} needs Flower: pip install 'feddkd[flower]'") from None
-        return Flower if name == "flower" else Secure
-    if name not in ENGINES:
-        raise InputError(f"unknown engine {name!r}; there are: {choices(('auto', *ENGINES))}")
-    return ENGINES[name]
-
-
-def open_engine(
-    name: str,
-    model: Model,
-    federations: Sequence[Federation],
-    memos: Sequence[Groups],
-    dtype: torch.dtype,
-    options: Mapping[str, Any],
-) -> Engine:
-    """An engine by name. `auto`: clients as one program, but convolutions on a CPU go to one process a core."""
-    if name == "auto":
-        alone = federations[0].x.is_cuda or sys.platform != "linux" or (os.cpu_count() or 1) == 1
-        name = "pool" if model.convolves and not alone else "batched"
-    make = find_engine(name)
-    unknown = set(options) - set(inspect.signature(make).parameters)
-    if unknown:
-        raise InputError(f"engine {name!r} takes no {choices(unknown)}; 'batched' does")
-    return make(model, federations, memos, dtype, **options)
-
-
-def find_device(name: str) -> torch.device:
-    try:
-        device = torch.device(name if str(name).startswith(("cpu", "cuda")) else "")
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError):
-        raise InputError(f"device {name!r} is not to be had here; 'cpu' always is, 'cuda' where torch sees a GPU") from None
-    return device
 
 
 def _check_fit(model: Model, params: Tensors, buffers: Tensors, federation: Federation, dtype: torch.dtype) -> int:

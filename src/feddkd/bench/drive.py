@@ -11,12 +11,12 @@ from feddkd.bench.jobs import Job
 from feddkd.bench.setting import Setting
 from feddkd.data.federation import Federation
 from feddkd.engines import Engine, Order
+from feddkd.engines.opening import find_engine
 from feddkd.method import Exchange, Method
 from feddkd.methods import parse
 from feddkd.models import Model
 from feddkd.params import Groups, to
 from feddkd.rounds import choose
-from feddkd.simulation import find_engine
 
 
 @dataclass

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from feddkd.engines.opening import ENGINES, find_device, find_engine
 from feddkd.errors import InputError, choices
-from feddkd.simulation import ENGINES, find_device, find_engine
 
 DTYPES = {"tf32": torch.float32, "fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
 

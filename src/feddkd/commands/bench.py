@@ -9,8 +9,8 @@ import typer
 
 from feddkd.bench import JOBS, Bench, document, page, setting, sized
 from feddkd.commands.terminal import AsJson, console
+from feddkd.engines.opening import find_engine
 from feddkd.errors import InputError
-from feddkd.simulation import find_engine
 
 
 def bench(

@@ -135,21 +135,26 @@ def paper_run(
     """Run what a table or figure still misses, in lock-step over seeds; what was cut short in the folder of runs goes on.
 
     Whole runs among the committed results are not run again. Of a run that is there in part only its rows were kept: without
-    its folder it begins anew. Runs without the losses that a figure draws are made again, under diagnostics/ in the folder.
+    its folder it begins anew. For methods like FedDKD@60 alone no more rounds are run than count. Runs without the losses that a
+    figure draws are made again, under diagnostics/ in the folder.
     """
     if precision == "fp64":
         raise InputError("precision 'fp64' makes other experiments of the paper's; there are: bf16, fp32, tf32")
     paper = read(papers)
     known = recorded(paper, runs)
     found = find(paper, name)
-    todo = missing(
-        found, [one for one in _wanted(paper, found, setting, method) if seed is None or one.seed in seed], known, rounds
-    )
+    wanted = _wanted(paper, found, setting, method)
+    for one in seed or ():
+        if one not in (seeds := sorted({each.seed for each in wanted})):
+            raise InputError(f"{name!r} has no seed {one}; there are: {choices(map(str, seeds))}")
+    chosen = [one for one in wanted if seed is None or one.seed in seed]
+    until = rounds if rounds or isinstance(found, Figure) else found.most(method)
+    todo = missing(found, chosen, known, until)
     if not todo:
         print(json.dumps({"runs": []}) if as_json else f"{name}: nothing is missing")
         return
     run_all(
-        todo, [place(found, one, known, runs) for one in todo], until=rounds,
+        todo, [place(found, one, known, runs) for one in todo], until=until,
         engine=engine, device=device, precision=precision, strategy=strategy, threads=threads, data=data,
         every_rounds=every_rounds, every_minutes=every_minutes, as_json=as_json,
     )  # fmt: skip

@@ -14,6 +14,7 @@ import typer
 from feddkd.commands.planning import LONG, plan, planned
 from feddkd.commands.progress import bars, title
 from feddkd.commands.terminal import console
+from feddkd.engines.opening import find_device
 from feddkd.errors import RunError
 from feddkd.execute import execute, in_precision, lock_step
 from feddkd.experiment import Experiment
@@ -22,7 +23,6 @@ from feddkd.record import find, folder_name
 from feddkd.report import table
 from feddkd.rounds import Row
 from feddkd.session import Every
-from feddkd.simulation import find_device
 
 Engine = Annotated[str, typer.Option(help="Where clients compute: auto, batched, pool, serial; flower-sim: on a Ray cluster.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")]

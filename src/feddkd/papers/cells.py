@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from feddkd.experiment import Experiment
-from feddkd.papers.definitions import Definition, Paper, Place, Printed, Quantity
+from feddkd.papers.definitions import Definition, Paper, Place, Printed, Quantity, length
 from feddkd.papers.runs import Run, Runs
 from feddkd.rounds import Row
 from feddkd.summary import mean_and_std
@@ -82,8 +82,13 @@ class Cell:
         return sum(reading.rounds for reading in self.readings)
 
     @property
+    def settled(self) -> bool:
+        """No run is there in part; there may be fewer of them than wanted."""
+        return all(reading.settled for reading in self.readings)
+
+    @property
     def complete(self) -> bool:
-        return sum(reading.settled for reading in self.readings) == self.runs_wanted
+        return self.settled and len(self.readings) == self.runs_wanted
 
     @property
     def missed(self) -> int:
@@ -107,7 +112,7 @@ class Cell:
         if self.missed:
             return "worse"
         if self.difference is None or self.printed is None:
-            return UNPRINTED if self.printed is None else NOTHING
+            return UNPRINTED if self.printed is None else "not reached"
         if abs(self.difference) <= self.printed.slack:
             return WITHIN
         words = {"higher": ("worse", "better"), "lower": ("better", "worse"), "neither": ("below", "above")}
@@ -125,19 +130,15 @@ def cells(paper: Paper, table: Definition, runs: Runs) -> list[Cell]:
 def _cell(paper: Paper, table: Definition, place: Place, behind: Sequence[Experiment], runs: Runs) -> Cell:
     quantity, most = table.quantities[place.quantity], table.methods[place.method].rounds
     readings = [_reading(runs[one.digest], one, quantity, most) for one in behind if one.digest in runs]
-    rounds = sum(_length(one, most) for one in behind)
+    rounds = sum(length(one, most) for one in behind)
     return Cell(place, quantity, paper.printed.get(place), readings, len(behind), rounds)
-
-
-def _length(experiment: Experiment, most: int | None) -> int:
-    return experiment.rounds if most is None else min(most, experiment.rounds)
 
 
 def _reading(run: Run, experiment: Experiment, quantity: Quantity, most: int | None) -> Reading:
     """The target is the wanted experiment's: it changes no number of a run, so the run may have been told another."""
     rows = run.rounds[:most]
     found = AT[quantity.at](rows, experiment.target)
-    settled = len(rows) == _length(experiment, most) or (quantity.at == "target" and bool(found))
+    settled = len(rows) == length(experiment, most) or (quantity.at == "target" and bool(found))
     return Reading(experiment.seed, [quantity.read(row) for row in found], len(rows), settled)
 
 
@@ -165,7 +166,7 @@ def orders(table: Definition, found: Sequence[Cell]) -> list[Order]:
 
 def _order(column: Sequence[Cell]) -> Order | None:
     printed = [cell for cell in column if cell.printed is not None and cell.quantity.better != "neither"]
-    ranked = sorted((cell for cell in printed if cell.readings), key=_printed_rank)
+    ranked = sorted((cell for cell in printed if cell.readings and cell.settled), key=_printed_rank)
     pairs = [(first, second) for first, second in combinations(ranked, 2) if _printed_rank(first) < _printed_rank(second)]
     swapped = [(a.place.method, b.place.method) for a, b in pairs if not _rank(a) < _rank(b)]
     complete = all(cell.complete for cell in printed)

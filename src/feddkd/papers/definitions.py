@@ -2,7 +2,7 @@
 
 import csv
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -80,6 +80,11 @@ class Line:
         )
 
 
+def length(experiment: Experiment, most: int | None) -> int:
+    """How many rounds of an experiment are wanted."""
+    return experiment.rounds if most is None else min(most, experiment.rounds)
+
+
 @dataclass(frozen=True)
 class Setting:
     """A column of a table: a file of experiments, and what must hold of those meant."""
@@ -103,6 +108,16 @@ class Definition:
     methods: Mapping[str, Line]
     quantities: Mapping[str, Quantity]
     note: str = ""
+
+    @property
+    def whole(self) -> list[str]:
+        """Its methods but those that are first parts of others."""
+        return [method for method, line in self.methods.items() if line.rounds == self.most()]
+
+    def most(self, methods: Iterable[str] | None = None) -> int | None:
+        """How many rounds of a run its methods, or some of them, count; None: all."""
+        counted = [self.methods[method].rounds for method in methods or self.methods]
+        return max((rounds for rounds in counted if rounds), default=None) if all(counted) else None
 
 
 @dataclass(frozen=True)

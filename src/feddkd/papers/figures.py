@@ -78,8 +78,7 @@ def find(paper: Paper, name: str) -> Figure | Definition:
 def curves(paper: Paper, figure: Figure, panel: Panel, runs: Runs) -> list[Curve]:
     """All methods of a picture, those that have not been run, too."""
     table = paper.table(figure.table)
-    whole = [method for method, line in table.methods.items() if line.rounds is None]
-    return [_curve(figure, panel, method, paper.behind(table, panel.setting, method), runs) for method in whole]
+    return [_curve(figure, panel, method, paper.behind(table, panel.setting, method), runs) for method in table.whole]
 
 
 def _curve(figure: Figure, panel: Panel, method: str, behind: Sequence[Experiment], runs: Runs) -> Curve:

@@ -40,8 +40,7 @@ class Comparison:
     def tests(self) -> list[tuple[Cell, Paired]]:
         """The lead against each other method of the same column; first parts of long runs are no methods of their own."""
         leads = {self._column(cell): cell for cell in self._tested if cell.place.method == self.table.lead}
-        whole = {method for method, line in self.table.methods.items() if line.rounds is None}
-        others = [cell for cell in self._tested if cell.place.method in whole - {self.table.lead}]
+        others = [cell for cell in self._tested if cell.place.method in set(self.table.whole) - {self.table.lead}]
         made = [(cell, paired(leads[self._column(cell)].by_seed, cell.by_seed)) for cell in others]
         return [(cell, test) for cell, test in made if test is not None]
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from feddkd.experiment import Experiment
-from feddkd.papers.definitions import Paper
+from feddkd.papers.definitions import Paper, length
 from feddkd.papers.runs import Run, Runs
 
 
@@ -23,51 +23,51 @@ class Progress:
 
 def progress(paper: Paper, runs: Runs) -> list[Progress]:
     """A line for each table, and one for all together: tables share runs."""
-    wanted = {name: paper.wanted(table) for name, table in paper.tables.items()}
-    together = {one.digest: one for experiments in wanted.values() for one in experiments}
+    wanted = {name: [(one, length(one, table.most())) for one in paper.wanted(table)] for name, table in paper.tables.items()}
+    by_length = sorted((each for some in wanted.values() for each in some), key=lambda each: each[1])
+    together = {one.digest: (one, rounds) for one, rounds in by_length}  # the longest is the one that stays
     pace = Pace(runs.values())
     return [_progress(name, some, runs, pace) for name, some in [*wanted.items(), ("all", list(together.values()))]]
 
 
-def _progress(name: str, experiments: Sequence[Experiment], runs: Runs, pace: "Pace") -> Progress:
-    done = [len(runs[one.digest].rounds) if one.digest in runs else 0 for one in experiments]
-    left = [(one, one.rounds - rounds) for one, rounds in zip(experiments, done, strict=True) if rounds < one.rounds]
+def _progress(name: str, wanted: Sequence[tuple[Experiment, int]], runs: Runs, pace: "Pace") -> Progress:
+    done = [min(rounds, len(runs[one.digest].rounds)) if one.digest in runs else 0 for one, rounds in wanted]
+    left = [(one, rounds - there) for (one, rounds), there in zip(wanted, done, strict=True) if there < rounds]
     costs = [(pace.seconds_a_round(one), rounds) for one, rounds in left]
     known = [cost * rounds for cost, rounds in costs if cost is not None]
     return Progress(
         name,
-        len(experiments) - len(left),
-        len(experiments),
+        len(wanted) - len(left),
+        len(wanted),
         sum(done),
-        sum(one.rounds for one in experiments),
+        sum(rounds for _, rounds in wanted),
         round(sum(known), 1) if known or not left else None,
         len(left) - len(known),
     )
 
 
 class Pace:
-    """Seconds a round, from records: of runs that differ in the seed alone, or else of runs of the same network, in proportion
-    to a round's local work. A rough guess: it knows nothing of the engine or of how many runs went side by side."""
+    """Seconds a round, from records: the quickest of the same methods on the same network, or else of any method on it, in
+    proportion to a round's local work. The quickest, since others may have had the machine to share; a rough guess all the same:
+    it knows nothing of the engine or the device."""
 
     def __init__(self, runs: Iterable[Run]) -> None:
-        self._families: dict[str, list[float]] = {}
-        self._networks: dict[str, list[float]] = {}
+        self._quickest: dict[str, float] = {}  # kind of run -> seconds a round, by its work
         for run in runs:
             if run.rounds:
-                pace = run.seconds / len(run.rounds)
-                self._families.setdefault(run.experiment.family, []).append(pace)
-                self._networks.setdefault(_network(run.experiment), []).append(pace / _work(run.experiment))
+                pace = run.seconds / len(run.rounds) / _work(run.experiment)
+                for kind in _kinds(run.experiment):
+                    self._quickest[kind] = min(pace, self._quickest.get(kind, pace))
 
     def seconds_a_round(self, experiment: Experiment) -> float | None:
-        same = self._families.get(experiment.family)
-        if same:
-            return sum(same) / len(same)
-        like = self._networks.get(_network(experiment))
-        return None if like is None else _work(experiment) * sum(like) / len(like)
+        known = [self._quickest[kind] for kind in _kinds(experiment) if kind in self._quickest]
+        return known[0] * _work(experiment) if known else None
 
 
-def _network(experiment: Experiment) -> str:
-    return f"{experiment.canonical['model']} on {experiment.canonical['data']}"
+def _kinds(experiment: Experiment) -> tuple[str, str]:
+    """From the most like it to the least."""
+    network = f"{experiment.canonical['model']} on {experiment.canonical['data']}"
+    return f"{' | '.join(call.name for call in experiment.parsed_method.calls)}: {network}", network
 
 
 def _work(experiment: Experiment) -> float:
