@@ -21,7 +21,7 @@ from feddkd.method import Collect
 from feddkd.rounds import Run, play
 from test_engines import METHODS, apart, cohorts_of, distillations, network, oracle, run, world
 
-SEEDS, UNEQUAL = (0, 1), (28, 36, 8, 52)  # six lanes of which in every round one leaves first, whose place compiled programs keep
+SEEDS, UNEQUAL = (0, 1), (28, 36, 8, 44)  # six lanes of which in every round one leaves first, whose place compiled programs keep
 MOMENTUM = "fedprox(epochs=1, batch_size=8, lr=0.1, momentum=0.5, mu=1)"  # a step that reads what was sent
 ADAM = "fedavg(epochs=1, batch_size=8, optimiser='adam', lr=0.01, eps=0.001)"
 FEDBN_DKD = METHODS[7]
@@ -155,12 +155,11 @@ def test_no_later_replay_changes_a_gradient() -> None:
     assert apart(found, distillations(Serial, cohorts, Collect.MEAN_BY_CLIENTS, False)) < 1e-12
 
 
-@norms
 @pytest.mark.parametrize("text", [MOMENTUM, METHODS[1]], ids=["some leave", "all end together"])
 @two_ways
-def test_no_later_replay_changes_a_result(way: str, text: str, norm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_later_replay_changes_a_result(way: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     results: list[tuple[Any, Any]] = []
     monkeypatch.setattr(Recordings, "run", noting(Recordings.run, results, lambda found, *_: (found, copies(found))))
-    run(Batched, text, norm, SEEDS, sizes=UNEQUAL, strategy=way)
+    run(Batched, text, False, SEEDS, sizes=UNEQUAL, strategy=way)
     found, at_once = zip(*results, strict=True)
     assert apart(found, at_once) == 0
