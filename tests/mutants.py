@@ -16,6 +16,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parent.parent
 MATHEMATICS = ("tests/test_laws.py", "tests/test_reference.py")
 DRIFT = "tests/test_methods_drift.py"
+RECORDINGS = ("tests/test_recordings.py",)
 GATHERING = ("tests/test_gathering.py",)
 PRIVACY = ("tests/test_privacy.py",)
 FAULTS = ("tests/test_faults.py",)
@@ -71,6 +72,14 @@ MUTANTS = [
            "if reads.random and count > reads.batch_size", "if reads.random", ("tests/test_simulate.py",)),
     Mutant("a trimmed step writes over what is read again", "engines/trimming.py",
            "list(operand.users) != [node]", "node not in operand.users", ("tests/test_trimming.py",)),
+    Mutant("lanes that have finished are left where steps go on writing", "engines/work.py",
+           "copies(part(carry, active, left))", "part(carry, active, left)", RECORDINGS),
+    Mutant("a result is left where the next round writes", "engines/work.py",
+           "copies(part(carry, 0, left))", "part(carry, 0, left)", RECORDINGS),
+    Mutant("a recording reads what was sent when it was made", "engines/recordings.py",
+           "        _copy(self.sent, work.sent)\n", "", RECORDINGS),
+    Mutant("a round longer than the recorded one is not recorded anew", "engines/recordings.py",
+           "or len(kept.indices) < len(work.tape.active)", "or False", RECORDINGS),
     Mutant("later exchanges go to the whole cohort", "exchanges.py",
            "client not in missing", "client not in set()"),
     Mutant("evaluation normalises by the test batch", "evaluate.py", 'batch.x, mode="eval"', 'batch.x, mode="batch"'),

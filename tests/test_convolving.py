@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F  # noqa: N812
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from feddkd.engines.convolving import _convolve, _pieces, _to_weights, fusing
@@ -98,6 +99,37 @@ def test_what_was_fused_leaves_nothing_of_its_parts_in_a_traced_graph() -> None:
     assert kinds["to_weights"] == 1
     assert not kinds["convolution"]
     assert not kinds["max_pool2d_with_indices"]
+
+
+class Watch(TorchFunctionMode):
+    """Notes how that which norms read is laid out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain: dict[str, bool] = {}
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function.__name__ in ("batch_norm", "group_norm"):
+            self.plain[f"{function.__module__}.{function.__name__}"] = args[0].is_contiguous()
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_norm_behind_a_fused_convolution_reads_images_in_their_plain_order() -> None:
+    def net(w: Tensor, x: Tensor) -> Tensor:
+        y = F.conv2d(x, w)
+        assert not y.is_contiguous(), "fused, channels come last"
+        normed = (
+            F.batch_norm(y, None, None, training=True),
+            torch.batch_norm(y, None, None, None, None, True, 0.1, 1e-5, False),
+            F.group_norm(y, 2),
+            torch.group_norm(y, 2),
+        )
+        return torch.stack(normed).pow(3).sum()
+
+    with Watch() as watch:
+        fused(vmap(grad(net)))(torch.randn(3, 4, 2, 3, 3), torch.randn(3, 5, 2, 9, 8))
+    assert len(watch.plain) == 4
+    assert all(watch.plain.values()), watch.plain
 
 
 OTHERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

@@ -48,7 +48,10 @@ def network(norm: bool) -> nn.Module:
     ).double()
 
 
-def world(seed: int, sizes: Sequence[int] = (12, 28, 20, 14), text: str = "") -> Federation:
+SIZES = (12, 28, 20, 14)
+
+
+def world(seed: int, sizes: Sequence[int] = SIZES, text: str = "") -> Federation:
     draw = torch.Generator().manual_seed(seed)
 
     def examples(count: int) -> Examples:
@@ -60,12 +63,12 @@ def world(seed: int, sizes: Sequence[int] = (12, 28, 20, 14), text: str = "") ->
 
 def run(
     engine: type[Any], text: str, norm: bool, seeds: Sequence[int] = (0,), augment: str = "", place: str = "cpu",
-    dtype: torch.dtype = torch.float64, **options: Any
+    dtype: torch.dtype = torch.float64, sizes: Sequence[int] = SIZES, **options: Any
 ) -> tuple[list[Any], list[Row]]:  # fmt: skip
     model, method, device = functional(network(norm)), parse(text), torch.device(place)
     initial = [[to(group, device, dtype) for group in model.initial(("init", seed))] for seed in seeds]
     starts = [method.start(model, params, buffers) for params, buffers in initial]
-    worlds = [world(seed, text=augment).to(device) for seed in seeds]
+    worlds = [world(seed, sizes, augment).to(device) for seed in seeds]
     host: Engine = engine(model, worlds, [memo for _, memo in starts], dtype, **options)
     runs = [Run(at, seed, starts[at][0], has_validation=True) for at, seed in enumerate(seeds)]
     protocol = Protocol.GLOBAL if method.private == {"none"} else Protocol.CLIENT_MEAN
@@ -75,9 +78,9 @@ def run(
 
 
 @cache
-def oracle(text: str, norm: bool, seeds: tuple[int, ...] = (0,)) -> tuple[list[Any], list[Row]]:
+def oracle(text: str, norm: bool, seeds: tuple[int, ...] = (0,), sizes: tuple[int, ...] = SIZES) -> tuple[list[Any], list[Row]]:
     """What `serial` makes of it: once for all that are compared with it."""
-    return run(Serial, text, norm, seeds)
+    return run(Serial, text, norm, seeds, sizes=sizes)
 
 
 def apart(first: Sequence[Any], second: Sequence[Any]) -> float:

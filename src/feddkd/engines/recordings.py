@@ -3,12 +3,13 @@ row of the tape is next. Replaying a step costs one launch, whatever it is made 
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from feddkd.engines.replays import in_peace, new_stream
+from feddkd.engines.replays import copies, in_peace, new_stream, recorded
 from feddkd.engines.tracing import compiled
 from feddkd.engines.work import Work, advance, lanes_in, run_plateaus, shapes, take
 from feddkd.method import Batch
@@ -31,10 +32,6 @@ class Way(NamedTuple):
         return (often or not self.compiled) and (model.convolves or not self.kernels)
 
 
-def _clone(groups: Groups) -> Groups:
-    return {g: {name: tensor.clone() for name, tensor in tensors.items()} for g, tensors in groups.items()}
-
-
 def _copy(target: Groups, source: Groups) -> None:
     """The one place where tensors are written to: fixed places are what a graph is about."""
     for group, tensors in source.items():
@@ -50,14 +47,15 @@ class Recording:
     ) -> None:
         lanes, device = lanes_in(carry), work.tape.indices.device
         self.work, self.width, self.way = work, width, way
-        self.carry, self.sent = _clone(carry), _clone(work.sent)
+        self.carry: Groups = copies(carry)
+        self.sent: Groups = copies(work.sent)
         rows = 1 << (len(work.tape.active) - 1).bit_length()  # a longer round to come need not be recorded anew
         self.indices = torch.zeros(rows, lanes, width, dtype=torch.int64, device=device)
         self.share = torch.zeros(self.indices.shape, dtype=work.dtype, device=device)
         self.keys = torch.zeros(self.indices.shape[:2], dtype=torch.int64, device=device)
         self.step = torch.zeros(1, dtype=torch.int64, device=device)
         self.side = [new_stream(device) for _ in range(lanes if way.streams else 0)]
-        self._load(work, carry, range(1))
+        self._load(work, carry, 0)
         self.call: Callable[..., Groups] = work.one if way.streams else work.many
         if way.compiled:
             self.call = self._compile(lane_steps)
@@ -98,12 +96,11 @@ class Recording:
             self._body()
 
         in_peace(again, device)
-        self.graphs = {}
-        for steps in (STRIDE, 1):
-            self.graphs[steps] = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graphs[steps], pool=pool):
-                for _ in range(steps):
-                    self._body()
+        self.graphs = {steps: recorded(partial(self._steps, steps), pool) for steps in (STRIDE, 1)}
+
+    def _steps(self, count: int) -> None:
+        for _ in range(count):
+            self._body()
 
     def _read(self, lanes: slice) -> Batch:
         cut = self.indices[self.step][0, lanes], self.share[self.step][0, lanes], self.keys[self.step][0, lanes]
@@ -129,23 +126,25 @@ class Recording:
         for stream in self.side:
             main.wait_stream(stream)
 
-    def _load(self, work: Work, carry: Groups, span: range) -> None:
-        lanes, tape = lanes_in(self.carry), work.tape
+    def _load(self, work: Work, carry: Groups, start: int) -> None:
+        """All that is read from this step on."""
         _copy(self.carry, carry)
         _copy(self.sent, work.sent)
-        rows = slice(span.start, span.stop)
-        self.indices[: len(span)].copy_(tape.indices[rows, :lanes, : self.width])
-        self.share[: len(span)].copy_(tape.share[rows, :lanes, : self.width])
-        self.keys[: len(span)].copy_(tape.keys[rows, :lanes])
+        lanes, rows = lanes_in(self.carry), len(work.tape.active) - start
+        self.indices[:rows].copy_(work.tape.indices[start:, :lanes, : self.width])
+        self.share[:rows].copy_(work.tape.share[start:, :lanes, : self.width])
+        self.keys[:rows].copy_(work.tape.keys[start:, :lanes])
         self.step.zero_()
 
     def run(self, work: Work, carry: Groups, span: range) -> Groups:
-        self._load(work, carry, span)
+        """The carry where it lies: its next steps, if they are done here, too, need nothing to be copied."""
+        if carry is not self.carry:
+            self._load(work, carry, span.start)
         strides, rest = divmod(len(span), STRIDE)
         for steps, times in ((STRIDE, strides), (1, rest)):
             for _ in range(times):
                 self.graphs[steps].replay()
-        return _clone(self.carry)
+        return self.carry
 
 
 class Recordings:

@@ -52,6 +52,14 @@ def in_peace(function: Callable[[], Any], device: torch.device) -> Any:
     return result
 
 
+def recorded(function: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
+    """What the function launches, as a graph; it is not carried out yet."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        function()
+    return graph
+
+
 class Replay:
     """A function of tensors in fixed places as a CUDA graph. Its results are written to places outside the graph's memory: so
     graphs can share that memory, and results stay until this very graph is replayed."""
@@ -68,9 +76,7 @@ class Replay:
         call = fuse(flat, *leaves) if fuse else flat
         results = [torch.empty_like(tensor) for tensor in in_peace(lambda: call(*leaves), leaves[0].device)]
         self.results = tree_unflatten(results, shapes[0])
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=pool):
-            fill_all(results, call(*leaves))
+        self.graph = recorded(lambda: fill_all(results, call(*leaves)), pool)
 
     def __call__(self) -> Any:
         self.graph.replay()

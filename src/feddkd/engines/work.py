@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from feddkd.engines.lanes import Store, Tape
+from feddkd.engines.replays import copies
 from feddkd.method import Batch, Fold, Phase
 from feddkd.models import Model
 from feddkd.params import Groups
@@ -133,7 +134,8 @@ class Work:
 
 
 Walk = Callable[[Groups, Groups, Iterable[Batch]], Groups]  # (sent, carry, batches of equal size) -> carry, over lanes
-Stretch = Callable[[Work, Groups, int | None, int, range], Groups]  # (work, carry, width, lanes at work, steps) -> carry
+# (work, carry, width, lanes at work, steps) -> carry, perhaps in places that the next call writes to
+Stretch = Callable[[Work, Groups, int | None, int, range], Groups]
 
 
 def run_vmap(work: Work, carry: Groups, steps: int | None = None, by: Callable[[Work], Walk] | None = None) -> Groups:
@@ -156,14 +158,16 @@ def run_plateaus(
     finished, left = [], lanes_in(carry)
     for active, width, span in work.plateaus(padded):
         if active < left:
-            finished.append(part(carry, active, left))
+            finished.append(copies(part(carry, active, left)))  # where they lie a recorded step goes on writing
             left = active
-        carry = part(carry, 0, places(active) if places else active)
+        room = places(active) if places else active
+        carry = carry if room >= lanes_in(carry) else part(carry, 0, room)
         carry = stretch(work.head(lanes_in(carry)), carry, width, active, span[:steps])
         steps = None if steps is None else steps - len(span)
         if steps is not None and steps <= 0:
             break
-    return join([part(carry, 0, left), *reversed(finished)])
+    finished.append(copies(part(carry, 0, left)))
+    return join(finished[::-1])
 
 
 def advance(work: Work, carry: Groups, active: int, span: range, walk: Walk) -> Groups:

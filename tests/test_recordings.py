@@ -1,0 +1,165 @@
+"""Recorded steps without a GPU. What only a GPU has is replaced: a graph carries its function out when it is replayed, streams
+wait for nobody, and nothing is compiled. What is left, the fixed places and who writes where and when, is as on CUDA."""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from feddkd import functional, parse
+from feddkd.engines import Order, batched, recordings, replays, tracing
+from feddkd.engines.batched import Batched
+from feddkd.engines.recordings import Recording, Recordings
+from feddkd.engines.replays import copies
+from feddkd.engines.serial import Serial
+from feddkd.engines.strategies import WAYS, Chooser
+from feddkd.evaluate import Protocol
+from feddkd.method import Collect
+from feddkd.rounds import Run, play
+from test_engines import METHODS, apart, cohorts_of, distillations, network, oracle, run, world
+
+SEEDS, UNEQUAL = (0, 1), (28, 36, 8, 44)  # six lanes of which in every round one leaves first, whose place compiled programs keep
+MOMENTUM = "fedprox(epochs=1, batch_size=8, lr=0.1, momentum=0.5, mu=1)"  # a step that reads what was sent
+ADAM = "fedavg(epochs=1, batch_size=8, optimiser='adam', lr=0.01, eps=0.001)"
+FEDBN_DKD = METHODS[7]
+TRACED = tracing.traced
+norms = pytest.mark.parametrize("norm", [False, True], ids=["no batch norm", "batch norm"])
+ways = pytest.mark.parametrize("way", WAYS)
+two_ways = pytest.mark.parametrize("way", ["graph", "fused"])  # finished lanes leave, or go idly on
+
+
+class Stream:
+    """Everything is done at once: there is nothing to wait for."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def wait_stream(self, other: "Stream") -> None:
+        assert other.device == self.device
+
+
+class Recorder(Chooser):
+    """Chooses on a CPU among what is there for CUDA."""
+
+    def __init__(self, strategy: str, device: torch.device) -> None:
+        super().__init__("auto", device)
+        self.strategy, self.known = strategy, tuple(WAYS)
+
+
+def recorded(function: Callable[[], None], pool: Any) -> Any:
+    return SimpleNamespace(replay=function)
+
+
+@pytest.fixture(autouse=True)
+def _without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, double in {"Stream": Stream, "current_stream": Stream, "stream": nullcontext, "graph_pool_handle": object}.items():
+        monkeypatch.setattr(torch.cuda, name, double)
+    monkeypatch.setattr(recordings, "STRIDE", 2)  # rounds are short here
+    monkeypatch.setattr(replays, "WARM_UP", 1)
+    monkeypatch.setattr(tracing, "traced", lambda function, *_: function)  # which takes most of the time
+    monkeypatch.setattr(torch, "compile", lambda module, **_: module)
+    monkeypatch.setattr(replays, "recorded", recorded)
+    monkeypatch.setattr(recordings, "recorded", recorded)
+    monkeypatch.setattr(batched, "Chooser", Recorder)
+
+
+@norms
+@pytest.mark.parametrize("text", [MOMENTUM, ADAM], ids=["momentum", "adam"])
+@ways
+def test_recorded_steps_agree_with_serial(way: str, text: str, norm: bool) -> None:
+    found, _ = run(Batched, text, norm, SEEDS, sizes=UNEQUAL, strategy=way)
+    assert apart(found, oracle(text, norm, SEEDS, UNEQUAL)[0]) < 1e-12
+
+
+@pytest.mark.parametrize("way", ["graph", "fused-streams"])
+def test_so_do_private_tensors_and_distillation(way: str) -> None:
+    found, _ = run(Batched, FEDBN_DKD, True, SEEDS, strategy=way)
+    assert apart(found, oracle(FEDBN_DKD, True, SEEDS)[0]) < 1e-12
+
+
+@pytest.mark.parametrize("way", [name for name, way in WAYS.items() if way.compiled])
+def test_so_does_what_is_traced_before_it_is_recorded(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracing, "traced", TRACED)
+    found, _ = run(Batched, METHODS[1], False, strategy=way)
+    assert apart(found, oracle(METHODS[1], False)[0]) < 1e-12
+
+
+def test_so_do_chunks_of_lanes() -> None:
+    found, _ = run(Batched, MOMENTUM, False, strategy="graph", lanes=2)
+    assert apart(found, oracle(MOMENTUM, False)[0]) < 1e-12
+
+
+def test_trials_leave_nothing_behind(caplog: pytest.LogCaptureFixture) -> None:
+    found, _ = run(Batched, MOMENTUM, False, strategy="auto")
+    assert apart(found, oracle(MOMENTUM, False)[0]) < 1e-12
+    assert not [record for record in caplog.records if record.levelname == "WARNING"], "every way works"
+
+
+@two_ways
+def test_runs_one_after_another_on_one_engine_are_what_each_is_alone(way: str) -> None:
+    model, method = functional(network(True)), parse(MOMENTUM)
+    starts = [method.start(model, *model.initial(("init", seed))) for seed in SEEDS]
+    host = Batched(model, [world(seed) for seed in SEEDS], [memo for _, memo in starts], torch.float64, strategy=way)
+    runs = [Run(at, seed, starts[at][0], has_validation=True) for at, seed in enumerate(SEEDS)]
+    for one in runs:
+        list(play(method, model, host, [one], cohort=3, last=3, protocol=Protocol.GLOBAL))
+    assert apart([one.state for one in runs], [oracle(MOMENTUM, True, (seed,))[0][0] for seed in SEEDS]) < 1e-12
+
+
+def uploads(engine: type[Any], sizes: tuple[int, ...], cohorts: Sequence[tuple[int, ...]], **options: Any) -> list[Any]:
+    """What cohorts gather that are asked one after another, all from the same start."""
+    model, method = functional(network(False)), parse(MOMENTUM)
+    state, memo = method.start(model, *model.initial(("init", 0)))
+    host = engine(model, [world(0, sizes)], [memo], torch.float64, **options)
+    [exchange] = method.plan(1)
+    sent = {**state, "rates": exchange.rates(1, state["params"]["0.weight"])}
+    orders = (Order(0, sent, cohort, (0, at, 0, 1)) for at, cohort in enumerate(cohorts))
+    return [host.exchange(exchange, [order])[0].collected for order in orders]
+
+
+def noting(function: Callable[..., Any], notes: list[Any], note: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, with a note of what it was given and found at every call."""
+
+    def call(*given: Any) -> Any:
+        found = function(*given)
+        notes.append(note(found, *given))
+        return found
+
+    return call
+
+
+@two_ways
+def test_a_round_that_is_longer_than_the_recorded_one_is_recorded_anew(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[int] = []
+    monkeypatch.setattr(Recording, "_record", noting(Recording._record, rows, lambda _, self, *given: len(self.indices)))
+    sizes, alone = (8, 40, 16, 64), [(0,), (1,), (2,), (3,)]  # of one batch, five, two and eight
+    assert apart(uploads(Batched, sizes, alone, strategy=way), uploads(Serial, sizes, alone)) < 1e-12
+    assert rows == [1, 8], "with room for longer ones to come"
+
+
+def test_only_where_steps_go_on_elsewhere_are_they_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    starts: list[int] = []
+    monkeypatch.setattr(Recording, "_load", noting(Recording._load, starts, lambda _, self, work, carry, start: start))
+    sizes, everybody = (8, 16, 24, 32, 40, 48), tuple(range(6))  # at every step one more has finished
+    found = uploads(Batched, sizes, [everybody] * 2, strategy="fused")
+    assert apart(found, uploads(Serial, sizes, [everybody] * 2)) < 1e-12
+    assert starts[-5:] == [0, 2, 3, 4, 5], "five lanes go on in the places of six"
+
+
+def test_no_later_replay_changes_a_gradient() -> None:
+    cohorts = cohorts_of([(0, 1, 2)], [(0, 1, 2)])
+    found = distillations(Batched, cohorts, Collect.MEAN_BY_CLIENTS, False, strategy="graph")
+    assert apart(found, distillations(Serial, cohorts, Collect.MEAN_BY_CLIENTS, False)) < 1e-12
+
+
+@pytest.mark.parametrize("text", [MOMENTUM, METHODS[1]], ids=["some leave", "all end together"])
+@two_ways
+def test_no_later_replay_changes_a_result(way: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    results: list[tuple[Any, Any]] = []
+    monkeypatch.setattr(Recordings, "run", noting(Recordings.run, results, lambda found, *_: (found, copies(found))))
+    run(Batched, text, False, SEEDS, sizes=UNEQUAL, strategy=way)
+    found, at_once = zip(*results, strict=True)
+    assert apart(found, at_once) == 0
