@@ -220,7 +220,7 @@ class fusing(TorchFunctionMode):  # noqa: N801  # a context, as torch.no_grad
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if args and function in NORMS:  # they would put gradients in the order that a convolution's images have, which vmap does not know
+        if args and function in NORMS:  # they would give gradients the layout of a convolution's images, which vmap does not know
             args = (args[0].contiguous(), *args[1:])
         found = _convolved(*args, **kwargs) if function is torch.conv2d else self._followed(function, args, kwargs)
         if found is None:
