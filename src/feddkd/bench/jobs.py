@@ -131,13 +131,13 @@ ON_CPU: dict[str, dict[str, Any]] = {
 }
 # For a smoke test: everything once, in a second.
 SMALL: dict[str, dict[str, Any]] = {
-    "femnist": {"clients": 2, "images": 140, "steps": 2},
+    "femnist": {"clients": 2, "images": 22, "steps": 2, "batch_size": 8},
     "vgg9": {"clients": 2, "images": 16, "steps": 1, "batch_size": 8},
     "many-small": {"clients": 6, "images": 90, "active": 2},
     "mlp": {"clients": 6, "images": 90, "active": 3},
     "dirichlet": {"clients": 2, "images": 30, "batch_size": 8},
-    "seeds": {"clients": 2, "images": 140, "steps": 2, "seeds": 2},
-    "dkd": {"clients": 2, "images": 140, "distil": 2},
+    "seeds": {"clients": 2, "images": 22, "steps": 2, "seeds": 2, "batch_size": 8},
+    "dkd": {"clients": 2, "images": 22, "distil": 2, "batch_size": 8},
 }
 
 
