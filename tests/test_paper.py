@@ -655,7 +655,7 @@ def test_run_goes_on_with_what_was_cut_short_even_in_the_middle_of_a_line(
         (("collect", "--runs", "nowhere"), "there is no folder nowhere"),
         (("figure", "tiny", "--out", "a.png"), "there are no runs of table 'tiny' yet"),
         (("figure", "none", "--out", "a.png"), "no table or figure 'none'; there are: tiny"),
-        (("run", "tiny", "--seed", "7"), "'tiny' has no seed 7; there are: 0, 1"),
+        (("run", "tiny", "--seed", "7"), "no runs of seed 7; there are: 0, 1"),
     ],
 )
 def test_mistakes_are_one_line(

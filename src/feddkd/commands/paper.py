@@ -143,13 +143,9 @@ def paper_run(
     paper = read(papers)
     known = recorded(paper, runs)
     found = find(paper, name)
-    wanted = _wanted(paper, found, setting, method)
-    for one in seed or ():
-        if one not in (seeds := sorted({each.seed for each in wanted})):
-            raise InputError(f"{name!r} has no seed {one}; there are: {choices(map(str, seeds))}")
-    chosen = [one for one in wanted if seed is None or one.seed in seed]
+    wanted = _of_seeds(seed, _wanted(paper, found, setting, method))
     until = rounds if rounds or isinstance(found, Figure) else found.most(method)
-    todo = missing(found, chosen, known, until)
+    todo = missing(found, wanted, known, until)
     if not todo:
         print(json.dumps({"runs": []}) if as_json else f"{name}: nothing is missing")
         return
@@ -166,6 +162,14 @@ def _wanted(paper: Paper, found: Figure | Definition, settings: list[str] | None
         own = list(dict.fromkeys(panel.setting for panel in found.panels.values()))
         return paper.wanted(paper.table(found.table), settings or own, methods)
     return paper.wanted(found, settings, methods)
+
+
+def _of_seeds(seeds: list[int] | None, experiments: list[Experiment]) -> list[Experiment]:
+    known = {one.seed for one in experiments}
+    for seed in seeds or ():
+        if seed not in known:
+            raise InputError(f"there are no runs of seed {seed}; there are: {choices(map(str, known))}")
+    return [one for one in experiments if one.seed in (seeds or known)]
 
 
 @paper_app.command("collect")

@@ -12,9 +12,7 @@ from feddkd.data.examples import Examples
 from feddkd.data.federation import Federation, assemble
 from feddkd.data.transforms import transform
 from feddkd.engines import Engine
-from feddkd.engines.batched import Batched
-from feddkd.engines.pool import Pool
-from feddkd.engines.serial import Serial
+from feddkd.engines.opening import find_engine
 from feddkd.evaluate import fitting_protocol
 from feddkd.method import Method, World
 from feddkd.methods import parse
@@ -24,7 +22,6 @@ from feddkd.rounds import Row, Run, play
 
 Network = Literal["plain", "batch norm"]
 NETWORKS: tuple[Network, ...] = ("plain", "batch norm")
-ENGINES: dict[str, Callable[..., Engine]] = {"serial": Serial, "batched": Batched, "pool": Pool}
 CLASSES = 3
 BARE = Tolerance(on_divergence="continue")  # nothing is played twice: what a method does wrong must show
 
@@ -63,7 +60,7 @@ def rehearse(
     starts = [
         _start(chosen, model, one, world, seed) for one, world, seed in zip(federations, worlds or seeds, seeds, strict=True)
     ]
-    make = ENGINES[engine] if isinstance(engine, str) else engine
+    make = find_engine(engine) if isinstance(engine, str) else engine
     host = make(model, federations, [memo for _, memo in starts], torch.float64, **options)
     runs = [Run(at, seed, starts[at][0], has_validation=True) for at, seed in enumerate(seeds)]
     protocol = fitting_protocol(chosen, own_tests=False)
