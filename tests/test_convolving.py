@@ -12,7 +12,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from feddkd.engines.convolving import _convolve, _pieces, _to_weights, fusing
+from feddkd.engines.convolving import _convolve, _to_weights, fusing
 from feddkd.engines.tracing import traced
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
@@ -211,7 +211,6 @@ def test_the_kernels_compute_what_torch_computes(
     found, _ = _convolve(*on_gpu, pads, size, size, pool, relu)
     assert float((found.cpu().double() - y).norm() / y.norm()) < tolerance
     slopes = torch.randn(lanes, batch, size, size, outputs).to(dtype)
-    pieces = _pieces(slopes, kernel * kernel * channels)
-    to_w = _to_weights(slopes.double(), x.double(), kernel, pads, pieces).sum(1)
-    found = _to_weights(slopes.cuda(), x.cuda(), kernel, pads, pieces).sum(1)
+    to_w = _to_weights(slopes.double(), x.double(), kernel, pads)
+    found = _to_weights(slopes.cuda(), x.cuda(), kernel, pads)
     assert float((found.cpu().double() - to_w).norm() / to_w.norm()) < 1e-5

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch.func import vmap
+from torch.utils._pytree import tree_leaves
 
 from feddkd import functional, parse
 from feddkd.engines import Order, batched, recordings, replays, tracing
@@ -18,6 +20,7 @@ from feddkd.engines.serial import Serial
 from feddkd.engines.strategies import WAYS, Chooser
 from feddkd.evaluate import Protocol
 from feddkd.method import Collect
+from feddkd.optimisers import adam, sgd
 from feddkd.rounds import Run, play
 from test_engines import METHODS, apart, cohorts_of, distillations, network, oracle, run, world
 
@@ -25,7 +28,7 @@ SEEDS, UNEQUAL = (0, 1), (28, 36, 8, 44)  # six lanes of which in every round on
 MOMENTUM = "fedprox(epochs=1, batch_size=8, lr=0.1, momentum=0.5, mu=1)"  # a step that reads what was sent
 ADAM = "fedavg(epochs=1, batch_size=8, optimiser='adam', lr=0.01, eps=0.001)"
 FEDBN_DKD = METHODS[7]
-TRACED = tracing.traced
+TRACED, SETTLED = tracing.traced, tracing.settle_numbers
 norms = pytest.mark.parametrize("norm", [False, True], ids=["no batch norm", "batch norm"])
 ways = pytest.mark.parametrize("way", WAYS)
 two_ways = pytest.mark.parametrize("way", ["graph", "fused"])  # finished lanes leave, or go idly on
@@ -60,6 +63,7 @@ def _without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recordings, "STRIDE", 2)  # rounds are short here
     monkeypatch.setattr(replays, "WARM_UP", 1)
     monkeypatch.setattr(tracing, "traced", lambda function, *_: function)  # which takes most of the time
+    monkeypatch.setattr(tracing, "settle_numbers", lambda function: function)
     monkeypatch.setattr(torch, "compile", lambda module, **_: module)
     monkeypatch.setattr(replays, "recorded", recorded)
     monkeypatch.setattr(recordings, "recorded", recorded)
@@ -83,6 +87,7 @@ def test_so_do_private_tensors_and_distillation(way: str) -> None:
 @pytest.mark.parametrize("way", [name for name, way in WAYS.items() if way.compiled])
 def test_so_does_what_is_traced_before_it_is_recorded(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracing, "traced", TRACED)
+    monkeypatch.setattr(tracing, "settle_numbers", SETTLED)
     found, _ = run(Batched, METHODS[1], False, strategy=way)
     assert apart(found, oracle(METHODS[1], False)[0]) < 1e-12
 
@@ -163,3 +168,16 @@ def test_no_later_replay_changes_a_result(way: str, text: str, monkeypatch: pyte
     run(Batched, text, False, SEEDS, sizes=UNEQUAL, strategy=way)
     found, at_once = zip(*results, strict=True)
     assert apart(found, at_once) == 0
+
+
+def test_what_adam_computes_in_float64_is_written_out_once_for_each_lane_and_nothing_else_changes() -> None:
+    random = torch.Generator().manual_seed(0)
+    w, g = ({"a": torch.randn(3, 4, 5, generator=random), "b": torch.randn(3, 7, generator=random)} for _ in range(2))
+    for optimiser, numbers in ((adam(weight_decay=0.01), 2), (sgd(momentum=0.9), 0)):
+        step, given = vmap(optimiser.update, (0, 0, 0, None)), (w, g, vmap(optimiser.init)(w), torch.tensor(0.01))
+        module = SETTLED(TRACED(step, *given))
+        settled = [node for node in module.graph.nodes if node.target is torch.ops.feddkd.settled.default]
+        assert [node.meta["val"].shape for node in (node.args[0] for node in settled)] == [(3,)] * numbers
+        assert all(node.args[0].users == {node: None} for node in settled), "nobody reads what would be computed anew"
+        pairs = zip(tree_leaves(module(*given)), tree_leaves(step(*given)), strict=True)
+        assert all(torch.equal(found, expected) for found, expected in pairs)

@@ -13,9 +13,6 @@ from torch import Tensor
 from torch.nn.functional import batch_norm, conv2d, group_norm, max_pool2d, pad, relu
 from torch.overrides import TorchFunctionMode
 
-PROGRAMS = 512  # that a chip should have at least to keep it busy
-SHORTEST = 256  # places that a piece of a sum is worth
-
 
 class Form(NamedTuple):
     """What is fused: a convolution without stride, equally padded on all sides, and what follows it."""
@@ -69,35 +66,28 @@ def _(
 
 
 @torch.library.custom_op("feddkd::to_weights", mutates_args=())
-def _to_weights(slopes: Tensor, x: Tensor, side: int, pads: int, pieces: int) -> Tensor:
-    """The gradient for weights of so many places a side, as a sum still to be taken over axis 1."""
+def _to_weights(slopes: Tensor, x: Tensor, side: int, pads: int) -> Tensor:
+    """The gradient for weights of so many places a side."""
     from feddkd.engines.kernels import to_weights
 
-    return to_weights(slopes, x, side, side, pads, pieces)
+    return to_weights(slopes, x, side, side, pads)
 
 
 @_to_weights.register_fake
-def _(slopes: Tensor, x: Tensor, side: int, pads: int, pieces: int) -> Tensor:
-    return x.new_empty(len(x), pieces, side, side, x.shape[-1], slopes.shape[-1], dtype=_summed(x))
+def _(slopes: Tensor, x: Tensor, side: int, pads: int) -> Tensor:
+    return x.new_empty(len(x), side, side, x.shape[-1], slopes.shape[-1], dtype=_summed(x))
 
 
 @_to_weights.register_kernel("cpu")
-def _(slopes: Tensor, x: Tensor, side: int, pads: int, pieces: int) -> Tensor:
+def _(slopes: Tensor, x: Tensor, side: int, pads: int) -> Tensor:
     images, (high, wide) = pad(x, (0, 0, pads, pads, pads, pads)), slopes.shape[2:4]
     seen = [images[:, :, i : i + high, j : j + wide] for i in range(side) for j in range(side)]
     rows = torch.stack([torch.einsum("lbhwc,lbhwo->lco", part, slopes) for part in seen], 1)
-    whole = rows.reshape(len(x), 1, side, side, *rows.shape[2:]).to(_summed(x))
-    return torch.cat([whole, whole.new_zeros(len(x), pieces - 1, *whole.shape[2:])], 1)
+    return rows.reshape(len(x), side, side, *rows.shape[2:]).to(_summed(x))
 
 
 def _summed(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
-
-
-def _pieces(slopes: Tensor, rows: int) -> int:
-    """In how many pieces the long sum of a weight gradient is taken, so that the whole chip has work."""
-    tiles = len(slopes) * -(-rows // 128) * -(-slopes.shape[-1] // 128)
-    return max(1, min(-(-PROGRAMS // tiles), slopes[0, ..., 0].numel() // SHORTEST))
 
 
 def _forward(form: Form, x: Tensor, w: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -115,8 +105,8 @@ def _backward(form: Form, slopes: Tensor, x: Tensor, w: Tensor, y: Tensor, place
     slopes, side = slopes.contiguous(), w.shape[1]
     around = w.flip(1, 2).transpose(3, 4).contiguous()
     to_x, _ = _convolve(slopes, around, None, side - 1 - form.pad, *x.shape[2:4], 1, False)
-    parts = _to_weights(slopes, x.contiguous(), side, form.pad, _pieces(slopes, w[0, ..., 0].numel()))
-    return to_x, parts.sum(1).to(w.dtype), to_bias
+    to_w = _to_weights(slopes, x.contiguous(), side, form.pad)
+    return to_x, to_w.to(w.dtype), to_bias
 
 
 def _unpooled(slopes: Tensor, place: Tensor) -> Tensor:
