@@ -433,17 +433,46 @@ def test_the_committed_femnist_results_are_the_readmes(real: Paper, committed: R
     assert "{} against {}".format(*spent) in readme
 
 
-def test_femnist_with_five_epochs_is_whole_and_both_forms_of_feddkd_lead_every_baseline_in_every_seed(
-    real: Paper, committed: Runs
+FIVE, FIFTEEN = ([f"c={c},E={epochs}" for c in ("0.25", "0.5", "0.75")] for epochs in (5, 15))
+
+
+@pytest.mark.parametrize(("table", "settings", "part"), [("femnist-accuracy", FIVE, ""), ("femnist-60", FIVE + FIFTEEN, "@60")])
+def test_femnist_is_whole_and_both_forms_of_feddkd_lead_every_baseline_in_every_seed(
+    real: Paper, committed: Runs, table: str, settings: list[str], part: str
 ) -> None:
-    found = [one for one in compare(real, "femnist-accuracy", committed).cells if one.place.setting.endswith("E=5")]
+    found = [one for one in compare(real, table, committed).cells if one.place.setting in settings]
     assert all(one.complete and len(one.readings) == 3 for one in found)
     by_seed = {(one.place.setting, one.place.method): one.by_seed for one in found if one.place.quantity == "accuracy"}
-    for setting in ("c=0.25,E=5", "c=0.5,E=5", "c=0.75,E=5"):
+    for setting in settings:
         for lead in ("FedDKD", "FedDKD_MAX"):
             for baseline in ("FedAvg", "FedProx", "FedMAX"):
-                own, other = by_seed[setting, lead], by_seed[setting, baseline]
+                own, other = by_seed[setting, lead + part], by_seed[setting, baseline + part]
                 assert all(own[seed] > other[seed] for seed in range(3)), (setting, lead, baseline)
+
+
+def test_the_first_rounds_of_femnist_with_fifteen_epochs_are_the_readmes(real: Paper, committed: Runs, readme: str) -> None:
+    first, whole = (compare(real, table, committed) for table in ("femnist-60", "femnist-accuracy"))
+    for method in real.table("femnist-60").methods:
+        ours = [shown(first, method, setting, "accuracy")[0] for setting in FIFTEEN]
+        printed = [shown(whole, method, setting, "accuracy")[1] if "DKD" in method else "-" for setting in FIFTEEN]
+        cells = [text for pair in zip(ours, printed, strict=True) for text in pair]
+        assert f"| {' | '.join([method, *cells])} |" in readme
+
+
+def test_distillation_costs_accuracy_in_cifars_first_rounds_and_gains_in_every_later_one(real: Paper, committed: Runs) -> None:
+    """What findings.toml and the README say of it."""
+
+    def gains(file: str) -> dict[int, float]:
+        (run,) = (committed[one.digest] for one in real.experiments[file] if "dkd" in one.method and one.digest in committed)
+        rows = [row for row in run.rounds if "average_test_accuracy" in row]
+        return {row["round"]: row["test_accuracy"] - row["average_test_accuracy"] for row in rows}
+
+    ten, hundred = gains("cifar10.toml"), gains("cifar100.toml")
+    lost = {t: gain for t, gain in ten.items() if gain < 0}
+    assert (len(lost), max(lost), round(100 * min(lost.values()))) == (7, 12, -12)
+    assert round(100 * statistics.mean(gain for t, gain in ten.items() if t > 12), 1) == 3.6
+    assert (min(hundred), len(hundred)) == (31, 30)
+    assert min(hundred.values()) > 0
 
 
 def test_the_committed_digits_results_are_the_readmes(real: Paper, committed: Runs, readme: str) -> None:
@@ -452,6 +481,15 @@ def test_the_committed_digits_results_are_the_readmes(real: Paper, committed: Ru
         best, last = (shown(found, method, "T=100", f"{which}_accuracy") for which in ("best", "final"))
         parts = [shown(found, method, "T=100", f"final_{which}")[0] for which in ("real_domains", "generated_domain")]
         assert f"| {' | '.join([method, *best, *last, *parts])} |" in readme
+
+
+def test_the_four_real_domains_are_whole_and_the_readmes(real: Paper, committed: Runs, readme: str) -> None:
+    found = compare(real, "digits-real", committed)
+    assert all(one.complete and len(one.readings) == 5 for one in found.cells)
+    assert all(test.wins == 5 for _, test in found.tests), "FedDKD_BN leads every other method in every seed"
+    for method in real.table("digits-real").methods:
+        cells = [shown(found, method, "T=100", f"{which}_accuracy")[0] for which in ("best", "final")]
+        assert f"| {' | '.join([method, *cells])} |" in readme
 
 
 def test_the_digit_files_have_a_client_for_each_domain(real: Paper) -> None:
