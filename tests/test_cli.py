@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ import torch
 
 from commandline import TINY, Feddkd
 from feddkd import __version__
+from feddkd.engines.batched import Batched
 from feddkd.experiment import KEYS
 from feddkd.methods import METHODS
 from feddkd.values import Count
@@ -86,6 +88,15 @@ def test_a_gpu_that_is_not_there_is_a_mistake(feddkd: Feddkd) -> None:
     done = feddkd("run", "tiny.toml", "--device", "cuda")
     assert done.status == 2
     assert done.err == "feddkd: device 'cuda' is not to be had here; 'cpu' always is, 'cuda' where torch sees a GPU\n"
+
+
+def test_memory_that_runs_out_is_told_in_a_line(feddkd: Feddkd, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise RuntimeError("CUDA error: out of memory\nmore words")
+
+    monkeypatch.setattr(Batched, "_fold_chunk", fails)
+    done = feddkd("run", "tiny.toml", "--engine", "batched", "--set", "cohort=1", "--set", "sweep.seed=[0]")
+    assert (done.status, done.err.splitlines()[-1]) == (1, "feddkd: memory ran out: CUDA error: out of memory more words")
 
 
 def test_the_installed_command_reports_a_mistake_without_a_traceback(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from feddkd.data.federation import Federation, assemble
 from feddkd.data.transforms import transform
 from feddkd.engines import Engine, Order, work
 from feddkd.engines.batched import Batched
+from feddkd.engines.gradients import Gradients
 from feddkd.engines.memory import evenly
 from feddkd.engines.recordings import _places
 from feddkd.engines.serial import Serial
@@ -243,19 +244,54 @@ def test_chunks_are_as_equal_as_can_be() -> None:
     assert [evenly(50, most) for most in (50, 49, 25, 24, 17, 1)] == [50, 25, 25, 17, 17, 1]
 
 
-def test_halving_is_the_last_resort(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    expected, _ = oracle(METHODS[0], False)
-    whole = Batched._fold_chunk
+def allocator() -> None:
+    raise torch.OutOfMemoryError("no")
+
+
+def driver() -> None:
+    raise RuntimeError("CUDA error: out of memory")
+
+
+def recording() -> None:
+    try:
+        driver()
+    finally:
+        raise RuntimeError("the recording was ended by an earlier error")
+
+
+@pytest.mark.parametrize("complain", [allocator, driver, recording])
+def test_halving_is_the_last_resort(
+    complain: Callable[[], None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    seeds = (0, 1)
+    expected, _ = oracle(METHODS[5], False, seeds)
+    chunk, gather = Batched._fold_chunk, Gradients._gather
 
     def short_of_memory(self: Batched, exchange: Any, client: Any, orders: Any, lanes: Any) -> Any:
         if len(lanes) > 1:
-            raise torch.OutOfMemoryError("no")
-        return whole(self, exchange, client, orders, lanes)
+            complain()
+        return chunk(self, exchange, client, orders, lanes)
+
+    def in_dkd(self: Gradients, exchange: Any, client: Any, orders: Any, memo: Any) -> Any:
+        if self.most > 1:
+            complain()
+        return gather(self, exchange, client, orders, memo)
 
     monkeypatch.setattr(Batched, "_fold_chunk", short_of_memory)
-    found, _ = run(Batched, METHODS[0], False, strategy="vmap")
+    monkeypatch.setattr(Gradients, "_gather", in_dkd)
+    found, _ = run(Batched, METHODS[5], False, seeds, strategy="vmap")
     assert apart(expected, found) < 1e-12
-    assert "3 lanes do not fit in memory; going on with 2 at once" in caplog.text
+    assert "6 lanes do not fit in memory; going on with 3 at once" in caplog.text
+    assert "distil: 2 runs do not fit in memory; going on with 1 at once" in caplog.text
+
+
+def test_no_other_failure_is_taken_for_a_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    monkeypatch.setattr(Batched, "_fold_chunk", fails)
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        run(Batched, METHODS[0], False, strategy="vmap")
 
 
 def test_random_crops_and_flips_are_the_same_on_every_engine() -> None:

@@ -31,6 +31,7 @@ from feddkd.commands.running import (
 from feddkd.commands.terminal import AsJson, DataDir, File, Settings
 from feddkd.commands.terminal import console as _console
 from feddkd.commands.watching import watch
+from feddkd.engines.memory import ran_out
 from feddkd.errors import ClientError, InputError, RunError
 from feddkd.experiment import load
 from feddkd.halt import Halted
@@ -67,6 +68,8 @@ def main() -> None:
     except OSError as error:  # else than a wrong path it is a full disk, a closed pipe
         _fail(str(error), status=2 if errno.errorcode.get(error.errno or 0) in WRONG_PATHS.split() else 1)
     except Exception as error:
+        if ran_out(error):
+            _fail(f"memory ran out: {str(error)[:200]}", status=1)
         if not hasattr(error, "format_message"):  # typer's usage errors have it, and no public class of their own
             raise
         _fail(error.format_message())

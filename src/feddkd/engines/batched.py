@@ -17,7 +17,7 @@ from feddkd.data.federation import Federation
 from feddkd.engines import Order, Reply
 from feddkd.engines.gradients import Gradients
 from feddkd.engines.lanes import Lane, Store, Tape
-from feddkd.engines.memory import Planner
+from feddkd.engines.memory import Planner, ran_out
 from feddkd.engines.serial import Memos, gather, restored, retained
 from feddkd.engines.strategies import Chooser
 from feddkd.engines.work import Work, apart, chosen, grouped, join, shapes, stacked
@@ -118,12 +118,13 @@ class Batched:
             try:
                 done.append(self._fold_chunk(exchange, client, orders, now))
                 at += len(now)
-            except torch.OutOfMemoryError:
-                if len(now) == 1:
+                continue
+            except RuntimeError as error:
+                if len(now) == 1 or not ran_out(error):
                     raise
-                self.chooser.close()
-                size = self.planner.halve(kind, len(lanes), len(now))
-                torch.cuda.empty_cache()
+            self.chooser.close()  # out here nothing holds on any longer to what did not fit
+            size = self.planner.halve(kind, len(lanes), len(now))
+            torch.cuda.empty_cache()
         uploads = join(done)
         place = {(lane.order, lane.client): at for at, lane in enumerate(lanes)}
         own = [[place[n, k] for k in order.cohort] for n, order in enumerate(orders)]

@@ -14,6 +14,7 @@ from torch.func import vmap
 from feddkd.engines import Order
 from feddkd.engines.lanes import Store
 from feddkd.engines.lessons import Course, Memo, draw_up
+from feddkd.engines.memory import ran_out
 from feddkd.engines.serial import gather
 from feddkd.engines.strategies import WAYS, Chooser
 from feddkd.engines.teaching import Desk, Programme, looped, programme
@@ -64,8 +65,8 @@ class Gradients:
         """What each order gathers."""
         try:
             return self._gather(exchange, client, orders, memo)
-        except torch.OutOfMemoryError:
-            if min(self.most, len(orders)) == 1:
+        except RuntimeError as error:
+            if min(self.most, len(orders)) == 1 or not ran_out(error):
                 raise
         self.most = (min(self.most, len(orders)) + 1) // 2
         self.clear()

@@ -122,6 +122,13 @@ def peak_memory(device: torch.device) -> int | None:
     return 1024 * sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 
 
+def ran_out(error: BaseException | None) -> bool:
+    """Whether an error, or what led to it, is that memory ran out. CUDA has several ways to say so: its own calls fail in other
+    words than torch's allocator, and while a graph is recorded the end of the recording fails in place of what ended it."""
+    found = isinstance(error, torch.OutOfMemoryError) or (isinstance(error, RuntimeError) and "out of memory" in str(error))
+    return found or (error is not None and ran_out(error.__cause__ or error.__context__))
+
+
 def evenly(count: int, most: int) -> int:
     """Lanes a chunk: as few chunks as can be, and none much smaller than the others."""
     chunks = -(-count // most)
