@@ -423,6 +423,21 @@ def test_the_committed_emnist_results_are_whole_and_say_where_the_order_does_not
     assert against == {"FedAvg": 9, "FedProx": 9, "FedDistill+": 9, "FedGen": 9}
 
 
+def test_steps_that_are_judged_one_by_one_are_hardly_ever_kept_on_emnist(real: Paper, committed: Runs, readme: str) -> None:
+    def gains(method: str) -> dict[int, list[float]]:
+        runs = [committed[one.digest] for one in real.experiments["emnist-auto.toml"] if method in one.method]
+        return {run.experiment.seed: [row["test_accuracy"] - row["average_test_accuracy"] for row in run.rounds] for run in runs}
+
+    cautious = [gain for own in gains("steps='auto'").values() for gain in own]
+    assert (len(cautious), sum(gain != 0 for gain in cautious)) == (2000, 19)
+    plain = [gain for seed, own in gains("dkd(steps=3").items() if seed != 8 for gain in own]
+    assert (len(plain), sum(gain < 0 for gain in plain), round(-100 * statistics.mean(plain), 1)) == (1800, 1457, 1.9)
+    assert "in 19 of 2,000 rounds" in readme
+    assert "in 1,457 of the 1,800 rounds" in readme
+    assert "1.9 points in the mean" in readme
+    assert f"near FedAvg, {shown(compare(real, 'emnist-auto', committed), 'FedDKD, auto', 'alpha=0.1', 'accuracy')[0]}," in readme
+
+
 def test_the_committed_femnist_results_are_the_readmes(real: Paper, committed: Runs, readme: str) -> None:
     for table, quantity in (("femnist-accuracy", "accuracy"), ("femnist-target", "rounds_to_target")):
         found = compare(real, table, committed)

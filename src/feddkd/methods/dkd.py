@@ -11,7 +11,9 @@ Departures from the paper, each a switch: another divergence or temperature, gra
 every round), several steps on the client's own copy of w in an exchange (`local_steps`; the server then averages the copies), and
 `steps="auto"`: each client sets `spare` examples aside for the round and sends the divergence on them along with its gradient;
 once their mean no longer falls, the server goes back to the best weights so far (the plain average, if the first step did not
-help) and ends the round. `limit` is the most steps it makes; the last of them costs one more exchange, to be judged.
+help) and ends the round. `limit` is the most steps it makes; the last of them costs one more exchange, to be judged. It keeps
+what helps at once, which is not all that helps: where DKD pays only in later rounds (docs/reproduction.md, table `emnist-auto`)
+little more than the average is left.
 """
 
 from functools import partial
