@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -63,6 +64,28 @@ def test_strategies_are_not_chosen_anew(tmp_path: Path) -> None:
     assert held.engine["strategy"]
     execute([e], out=tmp_path, engine="batched")
     assert json.loads((folder / "manifest.json").read_text())["engine"]["strategy"] == held.engine["strategy"]
+
+
+def test_what_a_run_left_that_was_killed_between_its_summary_and_its_end_is_removed(tmp_path: Path) -> None:
+    e = experiment()
+    cut(4, [e], tmp_path / "cut", engine="serial")
+    execute([e], out=tmp_path / "whole", engine="serial")
+    ended, killed = (tmp_path / name / folder_name(e) for name in ("whole", "cut"))
+    shutil.copytree(ended, killed, dirs_exist_ok=True)  # the checkpoints are still there
+    (killed / "lock").touch()
+    assert (killed / "checkpoints").is_dir()
+    execute([e], out=tmp_path / "cut", engine="serial")
+    assert content(tmp_path / "cut") == content(tmp_path / "whole")
+
+
+def test_but_not_while_its_writer_is_about_to_do_so(tmp_path: Path) -> None:
+    e = experiment()
+    execute([e], out=tmp_path, engine="serial")
+    lock = Lock(tmp_path / folder_name(e))
+    lock.take()
+    execute([e], out=tmp_path, engine="serial")
+    assert lock.path.exists()
+    lock.give_back()
 
 
 def test_a_finished_run_is_left_alone_unless_it_is_asked_for_anew(tmp_path: Path) -> None:

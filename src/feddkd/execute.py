@@ -10,6 +10,7 @@ from feddkd.engines.opening import find_device, find_engine
 from feddkd.errors import InputError, choices
 from feddkd.experiment import Experiment
 from feddkd.record import finished_summary, folder_name
+from feddkd.recorder import Recorder
 from feddkd.rounds import Row
 from feddkd.session import OFTEN, Every, Session, abreast
 
@@ -40,6 +41,8 @@ def execute(
     done = (
         {} if fresh else {at: summary for at, e in enumerate(experiments) if (summary := finished_summary(folders[at], e.digest))}
     )
+    for at in done:
+        Recorder(folders[at]).tidy()
     todo = [at for at in range(len(experiments)) if at not in done]
     for group in abreast([folders[at] for at in todo], [experiments[at].digest for at in todo], place, fresh):
         numbers = [todo[n] for n in group.members]

@@ -6,6 +6,7 @@ import os
 import platform
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -122,6 +123,16 @@ class Recorder:
         self._write("summary.json", summary)
         checkpoint.remove(self.folder)
         self.close()
+
+    def tidy(self) -> None:
+        """What a run leaves that was killed between its summary and its end."""
+        if self._lock.path.exists() or (self.folder / checkpoint.FOLDER).exists():
+            with suppress(InputError, OSError):  # its own writer is at it, or nobody may: a finished run is whole either way
+                self._lock.take()
+                try:
+                    checkpoint.remove(self.folder)
+                finally:
+                    self._lock.give_back()
 
     def end(self, why: str) -> None:
         """A run that could not go on: its rows stay, and the manifest tells."""
