@@ -26,8 +26,8 @@ from flwr.app import Message
 
 from feddkd import Experiment
 from feddkd.availability import Absence
+from feddkd.engines.flower.deployment import Deployment, deployed
 from feddkd.execute import execute
-from feddkd.flower.deployment import Deployment, deployed
 from feddkd.record import Record, find
 from feddkd.rounds import Row
 

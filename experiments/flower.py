@@ -26,9 +26,9 @@ import flwr
 from flwr.app import Message
 
 from feddkd import Experiment
+from feddkd.engines.flower.deployment import deployed
+from feddkd.engines.flower.processes import Processes, free_port
 from feddkd.execute import execute
-from feddkd.flower.deployment import deployed
-from feddkd.flower.processes import Processes, free_port
 from feddkd.record import find
 
 HERE = Path(__file__).parent

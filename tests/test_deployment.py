@@ -20,10 +20,10 @@ pytest.importorskip("flwr")
 from flwr.app import Message
 
 from feddkd import Experiment, NobodyAnsweredError
+from feddkd.engines.flower.credentials import AUTHORITY, make_node, make_server
+from feddkd.engines.flower.deployment import Deployment, deployed
+from feddkd.engines.flower.processes import Processes, free_port
 from feddkd.execute import execute
-from feddkd.flower.credentials import AUTHORITY, make_node, make_server
-from feddkd.flower.deployment import Deployment, deployed
-from feddkd.flower.processes import Processes, free_port
 from feddkd.flower.template import FILES
 from feddkd.rounds import Row
 from feddkd.session import Every

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from feddkd import InputError
-from feddkd.flower.processes import Processes
+from feddkd.engines.flower.processes import Processes
 
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(100)"]
 DEAF = "import signal, time; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); time.sleep(100)"
@@ -30,7 +30,7 @@ def gone(pids: list[int], seconds: float = 10.0) -> bool:
 
 
 def test_a_block_that_breaks_ends_what_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feddkd.flower.processes.PATIENCE", 0.3)
+    monkeypatch.setattr("feddkd.engines.flower.processes.PATIENCE", 0.3)
     pids: list[int] = []
 
     def broken() -> None:
@@ -53,7 +53,7 @@ def test_what_we_started_ends_with_us_even_if_we_are_killed(tmp_path: Path) -> N
     code = f"""
 import sys, time
 from pathlib import Path
-from feddkd.flower.processes import Processes
+from feddkd.engines.flower.processes import Processes
 processes = Processes(Path({str(tmp_path)!r}))
 processes.start("child", {SLEEPER!r})
 print(processes.running["child"].pid, flush=True)

@@ -9,8 +9,8 @@ pytest.importorskip("flwr")
 
 from feddkd import Experiment
 from feddkd.engines import opening
+from feddkd.engines.flower.deployment import Deployment, deployed
 from feddkd.execute import execute
-from feddkd.flower.deployment import Deployment, deployed
 from flower_double import FEDDKD, SETTING, apart, final, rows
 from test_deployment import Watched
 from test_flower import Deaf

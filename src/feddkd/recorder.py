@@ -125,7 +125,7 @@ class Recorder:
         self.close()
 
     def tidy(self) -> None:
-        """What a run leaves that was killed between its summary and its end."""
+        """Removes what a run left that was killed between its summary and its end."""
         if self._lock.path.exists() or (self.folder / checkpoint.FOLDER).exists():
             with suppress(InputError, OSError):  # its own writer is at it, or nobody may: a finished run is whole either way
                 self._lock.take()

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +19,7 @@ from feddkd.prepare import prepare
 from feddkd.session import Every
 
 if TYPE_CHECKING:
-    from feddkd.flower.superlink import Superlink
+    from feddkd.engines.flower.superlink import Superlink
 
 flower_app = typer.Typer(no_args_is_help=True, help="Experiments on a federation of Flower nodes (needs feddkd[flower]).")
 
@@ -64,7 +65,7 @@ def up(
         raise InputError(f"{nodes} nodes are more than the {few} clients")
     _try_out(experiments, data)
     with _flower():
-        from feddkd.flower.deployment import deployed
+        from feddkd.engines.flower.deployment import deployed
 
         with deployed(nodes, None if data is None else data.resolve(), secure) as deployment:
             _run(deployment.link, experiments, out, data, options, Every(every_rounds), fresh, as_json, deployment.wait)
@@ -111,10 +112,12 @@ def run_on_ray(
     def do(group: list[int], on_row: OnRow) -> list[dict[str, Any]]:
         (at,) = group
         told = {"out": places[at], "folder": folder, "every": every, "fresh": fresh, "on_row": on_row}
-        return on_ray(lambda grid: _perform(experiments[at], grid, {}, **told), experiments[at].clients, 1.0, 0.0)
+        work = partial(_perform, experiments[at], options={}, **told)
+        return on_ray(work, NodeApp(), experiments[at].clients, 1.0, 0.0)
 
     with _flower():
-        from feddkd.flower.ray import on_ray
+        from feddkd.engines.flower.ray import on_ray
+        from feddkd.flower.apps import NodeApp
 
         folder = None if data is None else data.resolve()
         if folder is not None:
@@ -155,9 +158,9 @@ def server(
         raise InputError(f"there are no public keys (*.pub) in {keys}")
     _try_out(experiments, data)
     with _flower():
-        from feddkd.flower.credentials import AUTHORITY, CERTIFICATE, PRIVATE
-        from feddkd.flower.processes import Processes
-        from feddkd.flower.superlink import Superlink
+        from feddkd.engines.flower.credentials import AUTHORITY, CERTIFICATE, PRIVATE
+        from feddkd.engines.flower.processes import Processes
+        from feddkd.engines.flower.superlink import Superlink
 
         for name in (AUTHORITY, CERTIFICATE, PRIVATE):
             if not (folder / name).is_file():
@@ -177,7 +180,7 @@ def certificate(
 ) -> None:
     """Make a server's certificate. Nodes get a copy of DIR/ca.crt; the rest stays."""
     with _flower():
-        from feddkd.flower.credentials import make_server
+        from feddkd.engines.flower.credentials import make_server
 
         make_server(folder, hosts)
 
@@ -221,9 +224,11 @@ def client(
     if threads is not None:
         torch.set_num_threads(threads)
     with _flower():
-        from feddkd.flower.supernode import run_node
+        from feddkd.engines.flower.supernode import run_node
+        from feddkd.flower.apps import NodeApp
 
-        run_node(superlink, port, key, authority, part, parts, data, None if load is None else _function(load), secure)
+        app = NodeApp(None if load is None else _function(load))
+        run_node(app, superlink, port, key, authority, part, parts, data, secure)
 
 
 @flower_app.command("key")
@@ -232,7 +237,7 @@ def key_(
 ) -> None:
     """Make a node's key pair: FILE, which stays on the node, and FILE.pub, which the server must know."""
     with _flower():
-        from feddkd.flower.credentials import make_node
+        from feddkd.engines.flower.credentials import make_node
 
         make_node(file)
 

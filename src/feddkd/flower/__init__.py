@@ -1,4 +1,2 @@
-"""The same experiments on a real federation: what a node answers, Flower's two apps, certificates and keys, processes.
-
-Besides the engine itself, in `engines/flower`, this is the only room that imports flwr.
-"""
+"""The same experiments on a real federation: what a node answers and what the server does there. What talks to Flower is in
+`engines/flower`, the only room that imports flwr."""

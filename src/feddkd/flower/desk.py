@@ -20,6 +20,8 @@ from feddkd.data.batches import Source
 from feddkd.data.examples import Examples, examples
 from feddkd.data.federation import Federation
 from feddkd.data.transforms import transform
+from feddkd.engines.flower.apps import Kept
+from feddkd.engines.flower.letters import Page
 from feddkd.engines.flower.shares import names_of
 from feddkd.engines.flower.wire import FIRST, NOTHING, WireError, pack, unpack
 from feddkd.engines.serial import answer, retained, seeded
@@ -33,8 +35,6 @@ from feddkd.params import Groups
 from feddkd.prepare import prepare
 from feddkd.simulation import DTYPES, begin
 
-Page = dict[str, Any]
-Kept = dict[str, bytes]  # tag -> groups
 Load = Callable[[Any], Any]  # Flower's context -> (x, y) or (x, y, x_test, y_test): a client's own examples
 
 

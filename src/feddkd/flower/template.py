@@ -41,10 +41,9 @@ from pathlib import Path
 
 import numpy as np
 from feddkd.flower.apps import NodeApp
-from flwr.app import Context
 
 
-def load(context: Context):
+def load(context):
     """This client's (x, y), or (x, y, x_test, y_test) if it is to be tested on examples of its own.
 
     x: one example a row, as the network takes them, or images of unsigned bytes (N, C, H, W). y: whole numbers from 0.

@@ -4,16 +4,16 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from flwr.app import Context
+from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
 from feddkd.errors import InputError
-from feddkd.flower.apps import NodeApp
 
 Result = TypeVar("Result")
 
 
-def on_ray(work: Callable[[Grid], Result], clients: int, cpus: float, gpus: float) -> Result:
+def on_ray(work: Callable[[Grid], Result], app: ClientApp, clients: int, cpus: float, gpus: float) -> Result:
     """Do some work with a Grid whose nodes, one a client, are Ray's; each task takes so many cores and GPUs."""
     server, results, failures = ServerApp(), list[Result](), list[BaseException]()
 
@@ -25,7 +25,7 @@ def on_ray(work: Callable[[Grid], Result], clients: int, cpus: float, gpus: floa
             failures.append(error)
 
     try:
-        run_simulation(server, NodeApp(), clients, backend_config={"client_resources": {"num_cpus": cpus, "num_gpus": gpus}})
+        run_simulation(server, app, clients, backend_config={"client_resources": {"num_cpus": cpus, "num_gpus": gpus}})
     except ImportError as error:
         raise InputError(f"engine 'flower-sim' needs Ray: pip install 'feddkd[flower-sim]' ({error})") from None
     if failures:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from flwr.serverapp import Grid
 
-from feddkd.flower.credentials import AUTHORITY, make_node, make_server
-from feddkd.flower.processes import Processes, free_port
-from feddkd.flower.superlink import Superlink
+from feddkd.engines.flower.credentials import AUTHORITY, make_node, make_server
+from feddkd.engines.flower.processes import Processes, free_port
+from feddkd.engines.flower.superlink import Superlink
 
 
 @dataclass(frozen=True)

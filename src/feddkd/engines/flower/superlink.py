@@ -35,13 +35,13 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 
+from feddkd.engines.flower import door
+from feddkd.engines.flower.credentials import AUTHORITY, CERTIFICATE, PRIVATE
 from feddkd.engines.flower.letters import bound
+from feddkd.engines.flower.processes import Processes, check_free
+from feddkd.engines.flower.supernode import beat
 from feddkd.engines.flower.wire import MOST
 from feddkd.errors import InputError, NobodyAnsweredError
-from feddkd.flower import door
-from feddkd.flower.credentials import AUTHORITY, CERTIFICATE, PRIVATE
-from feddkd.flower.processes import Processes, check_free
-from feddkd.flower.supernode import beat
 
 Client = TypeVar("Client", bound=ProtobufClient)
 READY = 30.0  # seconds for a SuperLink to come up, or back

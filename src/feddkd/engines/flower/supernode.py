@@ -18,6 +18,7 @@ from types import SimpleNamespace
 
 import httpx
 from flwr.app import Error, Message, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
 from flwr.supercore.constant import TaskType
 from flwr.supercore.heartbeat import HeartbeatSender
@@ -29,9 +30,7 @@ from flwr.supernode.cli.flower_supernode import flower_supernode
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 from feddkd.engines.flower.letters import hasten
-from feddkd.flower.apps import NodeApp
-from feddkd.flower.desk import Load
-from feddkd.flower.processes import check_free
+from feddkd.engines.flower.processes import check_free
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +41,8 @@ ANSWERING = 0.5  # seconds that Flower's SuperNode would sleep while a message i
 class Worker:
     """Does a SuperNode's tasks in its own process, in place of the SuperExec that would start one for each."""
 
-    def __init__(self, address: str, secret: bytes, load: Load | None = None) -> None:
-        self._address, self._app = address, NodeApp(load)
+    def __init__(self, address: str, secret: bytes, app: ClientApp) -> None:
+        self._address, self._app = address, app
         sign = SuperExecAuthHttpInterceptor(
             master_secret=secret, protected_methods=frozenset({"/flwr.proto.Runtime/AcquireTask"})
         )
@@ -108,8 +107,7 @@ def beat(desk: RuntimeHttpClient) -> bool:
 
 
 def run_node(
-    superlink: str, port: int, key: Path, authority: Path, part: int, parts: int, data: Path | None, load: Load | None = None,
-    secure: bool = False,
+    app: ClientApp, superlink: str, port: int, key: Path, authority: Path, part: int, parts: int, data: Path | None, secure: bool
 ) -> None:  # fmt: skip
     """Be a SuperNode until somebody ends it. Its own port is for this process alone: whoever else asks there lacks the secret."""
     check_free("127.0.0.1", port)
@@ -118,7 +116,7 @@ def run_node(
         secret, file = secrets.token_bytes(32), Path(folder) / "secret"
         file.touch(mode=0o600)
         file.write_bytes(secret)
-        worker = Worker(f"127.0.0.1:{port}", secret, load)
+        worker = Worker(f"127.0.0.1:{port}", secret, app)
         start_client_internal.time = SimpleNamespace(sleep=worker.sleep)  # type: ignore[assignment, attr-defined]
         sys.argv = _command(superlink, port, key, authority, part, parts, data, secure, file)
         flower_supernode()
