@@ -5,6 +5,7 @@ import json
 import math
 import statistics
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,7 +21,7 @@ from feddkd.execute import execute
 from feddkd.experiment import Experiment, load
 from feddkd.papers.cells import AT, Cell, Reading, cells, orders
 from feddkd.papers.definitions import Paper, Place, Printed, Quantity, read
-from feddkd.papers.figures import Panel, curves, figures
+from feddkd.papers.figures import Panel, curves, figures, missing
 from feddkd.papers.runs import Run, Runs, collect, recorded, strangers
 from feddkd.papers.show import FORMATS, Comparison, as_json, compare
 from feddkd.papers.status import progress
@@ -227,6 +228,32 @@ def test_runs_cut_short_are_partial_but_a_prefix_and_a_target_once_reached_are_f
     assert cell(paper, runs_of(paper, "FedDKD", [[0.4, 0.4]]), "FedDKD", "rounds_to_target").verdict == "partial"
 
 
+def test_a_run_that_is_behind_others_of_its_cell_waits_until_it_has_caught_up(paper: Paper) -> None:
+    one = cell(paper, runs_of(paper, "FedDKD", [[0.4, 0.5], [0.6, 0.7, 0.8]]), "FedDKD")
+    assert ([reading.seed for reading in one.readings], one.rounds, one.verdict) == ([1], 3, "partial")
+    whole = cell(paper, runs_of(paper, "FedDKD", [[0.4] * 3, [0.7] * 4]), "FedDKD")
+    assert ([reading.seed for reading in whole.readings], whole.verdict) == ([1], "partial")
+
+
+def test_a_run_that_broke_off_is_final_and_is_not_run_again(paper: Paper) -> None:
+    runs = runs_of(paper, "FedDKD", [[0.4, 0.5], [0.7] * 4])
+    broken, *_ = runs
+    assert [one.digest for one in missing(paper.table("tiny"), [run.experiment for run in runs.values()], runs, None)] == [broken]
+    runs[broken] = replace(runs[broken], manifest={**runs[broken].manifest, "ended": "no finite numbers"})
+    assert missing(paper.table("tiny"), [run.experiment for run in runs.values()], runs, None) == []
+    one = cell(paper, runs, "FedDKD")
+    assert (one.complete, one.broke_off, one.values) == (True, 1, [50.0, 70.0])
+    assert cell(paper, runs, "FedDKD@2").broke_off == 0
+    assert "; 1 run broke off" in FORMATS["text"](compare(paper, "tiny", runs))
+    done = next(one for one in progress(paper, runs) if one.name == "tiny")
+    assert (done.runs_done, done.rounds_done) == (2, 6)
+
+
+def test_a_target_missed_in_a_cell_that_is_not_printed_is_not_called_worse(paper: Paper) -> None:
+    one = cell(paper, runs_of(paper, "FedDKD", [[0.4] * 4] * 2), "FedDKD@2", "rounds_to_target")
+    assert (one.printed, one.verdict, one.missed) == (None, "not printed", 2)
+
+
 def test_a_whole_run_that_misses_the_target_makes_the_cell_worse_and_last_in_order(paper: Paper) -> None:
     runs = runs_of(paper, "FedDKD", [[0.4] * 4, [0.9] * 4]) | runs_of(paper, "FedAvg", [[0.1, 0.1, 0.1, 0.6]] * 2)
     one = cell(paper, runs, "FedDKD", "rounds_to_target")
@@ -315,6 +342,17 @@ def folder_of(run: Run, folder: Path) -> None:
     (folder / "timings.jsonl").write_text(
         "".join(json.dumps({"round": row["round"], "seconds": 0.5}) + "\n" for row in run.rounds)
     )
+
+
+def test_a_run_that_several_files_want_is_kept_once(paper: Paper, tmp_path: Path) -> None:
+    (paper.folder / "again.toml").write_text(TINY.replace("seed = [0, 1]", "seed = [0, 2]"), encoding="utf-8")
+    again = TABLES.replace("tiny", "again")
+    (paper.folder / "tables.toml").write_text(TABLES + again, encoding="utf-8")
+    both = read(paper.folder)
+    for number, one in enumerate(both.wanted(both.table("tiny"), ["c=0.5"]) + both.wanted(both.table("again"), ["c=0.5"])):
+        folder_of(made(one, [0.1]), tmp_path / "runs" / str(number))
+    assert collect(both, tmp_path / "runs") == {"tiny.jsonl.gz": (4, 4), "again.jsonl.gz": (2, 2)}
+    assert len(recorded(both)) == 6
 
 
 def test_collecting_keeps_the_longer_run_leaves_strangers_out_and_makes_the_same_bytes_again(
@@ -477,17 +515,97 @@ def test_the_first_rounds_of_femnist_with_fifteen_epochs_are_the_readmes(real: P
 def test_distillation_costs_accuracy_in_cifars_first_rounds_and_gains_in_every_later_one(real: Paper, committed: Runs) -> None:
     """What findings.toml and the README say of it."""
 
-    def gains(file: str) -> dict[int, float]:
-        (run,) = (committed[one.digest] for one in real.experiments[file] if "dkd" in one.method and one.digest in committed)
-        rows = [row for row in run.rounds if "average_test_accuracy" in row]
-        return {row["round"]: row["test_accuracy"] - row["average_test_accuracy"] for row in rows}
+    def gains(file: str, having: str = "") -> list[dict[int, float]]:
+        wanted = [one for one in real.experiments[file] if "dkd" in one.method and having in one.partition + one.method]
+        rows = [committed[one.digest].rounds for one in wanted if one.digest in committed]
+        judged = [[row for row in own if "average_test_accuracy" in row] for own in rows]
+        return [{row["round"]: row["test_accuracy"] - row["average_test_accuracy"] for row in own} for own in judged]
 
-    ten, hundred = gains("cifar10.toml"), gains("cifar100.toml")
-    lost = {t: gain for t, gain in ten.items() if gain < 0}
-    assert (len(lost), max(lost), round(100 * min(lost.values()))) == (7, 12, -12)
-    assert round(100 * statistics.mean(gain for t, gain in ten.items() if t > 12), 1) == 3.6
+    def lost(own: dict[int, float]) -> tuple[int, int, int]:
+        less = {t: gain for t, gain in own.items() if gain < 0}
+        return len(less), max(less), round(100 * min(less.values()))
+
+    first, second = gains("cifar10.toml")
+    assert (lost(first), lost(second)) == ((7, 12, -12), (5, 8, -11))
+    later = [[gain for t, gain in own.items() if t > lost(own)[1]] for own in (first, second)]
+    assert [round(100 * statistics.mean(own), 1) for own in later] == [3.6, 3.6]
+    (mild,), (harsh,), (wild,) = (
+        gains("cifar10-splits.toml", "0.5"), gains("cifar10-splits.toml", "fedma"), gains("cifar10-options.toml", "0.32")
+    )  # fmt: skip
+    assert lost(mild)[2] == -43
+    assert abs(statistics.mean(gain for t, gain in mild.items() if t > 15)) < 0.001
+    assert (lost(harsh)[0], len(harsh), lost(wild)[0], len(wild)) == (17, 40, 20, 30)
+    (hundred,) = gains("cifar100.toml")
     assert (min(hundred), len(hundred)) == (31, 30)
     assert min(hundred.values()) > 0
+
+
+def test_the_committed_cifar_results_are_the_readmes(real: Paper, committed: Runs, readme: str) -> None:
+    found = compare(real, "cifar10", committed)
+    both = next(c for c in found.cells if c.place.method == "FedDKD@87" and c.place.quantity == "accuracy").by_seed
+    assert f"its seeds 0 and 1 have {both[0]:.4f} and {both[1]:.4f}:" in readme
+    assert f"| FedDKD | {shown(found, 'FedDKD', 'alpha=0.1', 'accuracy')[0]} |" in readme
+    firsts = [
+        max(run.rounds[:31], key=lambda row: row["validation_accuracy"])["test_accuracy"]
+        for run in (committed[one.digest] for one in real.experiments["cifar10.toml"] if one.digest in committed)
+        if run.experiment.seed == 1
+    ]
+    assert sorted(f"{first:.4f}" for first in firsts) == ["0.5958", "0.7139"]
+    assert "31 rounds on record, its accuracy after them .5958, FedDKD's .7139." in readme
+    hundred = compare(real, "cifar100", committed)
+    cells = [(name, shown(hundred, name, "alpha=0.1", "accuracy")[0]) for name in ("FedDKD", "FedAvg", "FedProx")]
+    assert ", ".join(f"{name} {ours.split()[0]}" for name, ours in cells) in readme
+
+
+CALIBRATION = {
+    "femnist-classes": ["FedDKD@60", "FedAvg@60"],
+    "femnist-momentum": ["FedDKD@60", "FedAvg@60"],
+    "cifar10-images": ["FedDKD@80", "FedAvg@80"],
+    "cifar10-splits": ["FedDKD@40", "FedAvg@40"],
+    "cifar10-options": ["FedDKD@30", "FedAvg@30"],
+    "search-mu-cifar10": ["mu="],
+    "emnist-statistics": ["student"],
+}
+
+
+@pytest.mark.parametrize("table", CALIBRATION)
+def test_calibrations_are_whole_and_what_the_readme_says_of_them(real: Paper, committed: Runs, readme: str, table: str) -> None:
+    found = [c for c in compare(real, table, committed).cells if c.place.quantity == "accuracy"]
+    assert all(one.complete for one in found)
+    (line,) = [line for line in readme.splitlines() if line.startswith(f"| `{table}`,")]
+    for method in CALIBRATION[table]:
+        numbers = [(c.ours, c.runs_wanted, c.quantity.decimals) for c in found if c.place.method.startswith(method)]
+        told = [f"{ours[0]:.{n}f}" + (f" ± {ours[1]:.{n}f}" if many > 1 else "") for ours, many, n in numbers if ours]
+        assert "; ".join(told) in line
+
+
+def test_findings_on_calibration_quote_the_tables(real: Paper, committed: Runs) -> None:
+    findings = tomllib.loads((PAPER / "findings.toml").read_text(encoding="utf-8"))
+    said = {one["question"]: one.get("showed", "") for one in findings["open"]}
+
+    def per_cent(table: str, method: str, setting: str, quantity: str = "accuracy") -> str:
+        return f"{100 * float(shown(compare(real, table, committed), method, setting, quantity)[0].split()[0]):.2f}"
+
+    def quotes(question: str, table: str, *places: tuple[str, str], quantity: str = "accuracy") -> None:
+        wanted = [per_cent(table, method, setting, quantity) for method, setting in places]
+        assert [number for number in wanted if number not in said[question]] == []
+
+    quotes('"6 of 26 classes"', "femnist-classes", ("FedDKD@60", "independent"), ("FedDKD@60", "exact"))
+    momenta = [(f"{method}@60, {size}", "c=0.5,E=5") for method in ("FedDKD", "FedAvg") for size in ("0.1", "0.5", "0.9")]
+    quotes("Momentum on FEMNIST", "femnist-momentum", *momenta)
+    both = ("FedDKD", "FedAvg")
+    quotes("CIFAR's images", "cifar10-images", *((f"{m}@80", s) for m in both for s in ("none", "flips", "flips and crops")))
+    splits = ("alpha=0.1", "alpha=0.1, balanced", "alpha=0.5")
+    quotes("Dirichlet split", "cifar10-splits", *((f"{m}@40", s) for m in both for s in splits))
+    quotes("Adam", "cifar10-options", *((f"{m}@30{how}", "alpha=0.1") for m in both for how in ("", ", AMSGrad")))
+    rates = [(f"FedDKD@30{how}", "alpha=0.1") for how in ("", ", gamma=0.02", ", gamma=0.32")]
+    quotes("Optimiser of DKD", "cifar10-options", *rates)
+    dropout = [(f"FedDKD@30{how}", "alpha=0.1") for how in ("", ", student with dropout")]
+    quotes("Dropout and batch norm in DKD", "cifar10-options", *dropout)
+    mus = [(f"mu={mu}", "alpha=0.1") for mu in ("0.001", "0.01", "0.1")]
+    quotes("FedProx", "search-mu-cifar10", *mus, quantity="validation")
+    runs = [committed[one.digest] for one in real.experiments["emnist-statistics.toml"]]
+    assert [len(run.rounds) + 1 for run in runs if run.broke_off] == [21, 14]
 
 
 def test_the_committed_digits_results_are_the_readmes(real: Paper, committed: Runs, readme: str) -> None:

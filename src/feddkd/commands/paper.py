@@ -134,7 +134,7 @@ def paper_run(
 ) -> None:
     """Run what a table or figure still misses, in lock-step over seeds; what was cut short in the folder of runs goes on.
 
-    Whole runs among the committed results are not run again. Of a run that is there in part only its rows were kept: without
+    Whole runs among the committed results are not run again, nor those that broke off. Of a run that is there in part only its rows were kept: without
     its folder it begins anew. For methods like FedDKD@60 alone no more rounds are run than count. Runs without the losses that a
     figure draws are made again, under diagnostics/ in the folder.
     """

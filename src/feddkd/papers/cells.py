@@ -50,7 +50,8 @@ class Reading:
     seed: int
     values: list[float]  # none: the target was not reached
     rounds: int  # that it rests on
-    settled: bool  # more rounds would not change it
+    settled: bool  # more rounds would not change it, or cannot be had
+    broke_off: bool = False  # the run could not go on
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,11 @@ class Cell:
         return sum(reading.settled and not reading.values for reading in self.readings)
 
     @property
+    def broke_off(self) -> int:
+        """Runs that could not go on; they count as they stand."""
+        return sum(reading.broke_off for reading in self.readings)
+
+    @property
     def by_seed(self) -> dict[int, float]:
         """One number a seed, of the runs that are settled."""
         return {one.seed: math.fsum(one.values) / len(one.values) for one in self.readings if one.settled and one.values}
@@ -109,10 +115,12 @@ class Cell:
     @property
     def tendency(self) -> str:
         """How what there is compares with the printed cell."""
+        if self.printed is None:
+            return UNPRINTED
         if self.missed:
             return "worse"
-        if self.difference is None or self.printed is None:
-            return UNPRINTED if self.printed is None else "not reached"
+        if self.difference is None:
+            return "not reached"
         if abs(self.difference) <= self.printed.slack:
             return WITHIN
         words = {"higher": ("worse", "better"), "lower": ("better", "worse"), "neither": ("below", "above")}
@@ -130,16 +138,19 @@ def cells(paper: Paper, table: Definition, runs: Runs) -> list[Cell]:
 def _cell(paper: Paper, table: Definition, place: Place, behind: Sequence[Experiment], runs: Runs) -> Cell:
     quantity, most = table.quantities[place.quantity], table.methods[place.method].rounds
     readings = [_reading(runs[one.digest], one, quantity, most) for one in behind if one.digest in runs]
+    furthest = max((reading.rounds for reading in readings), default=0)
+    level = [reading for reading in readings if reading.settled or reading.rounds == furthest]  # no mean over long and short runs
     rounds = sum(length(one, most) for one in behind)
-    return Cell(place, quantity, paper.printed.get(place), readings, len(behind), rounds)
+    return Cell(place, quantity, paper.printed.get(place), level, len(behind), rounds)
 
 
 def _reading(run: Run, experiment: Experiment, quantity: Quantity, most: int | None) -> Reading:
     """The target is the wanted experiment's: it changes no number of a run, so the run may have been told another."""
     rows = run.rounds[:most]
     found = AT[quantity.at](rows, experiment.target)
-    settled = len(rows) == length(experiment, most) or (quantity.at == "target" and bool(found))
-    return Reading(experiment.seed, [quantity.read(row) for row in found], len(rows), settled)
+    broke_off = run.broke_off and len(rows) < length(experiment, most)
+    settled = run.reaches(length(experiment, most)) or (quantity.at == "target" and bool(found))
+    return Reading(experiment.seed, [quantity.read(row) for row in found], len(rows), settled, broke_off)
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ def _curve(figure: Figure, panel: Panel, method: str, behind: Sequence[Experimen
 
 def _ended(figure: Figure, experiment: Experiment, run: Run) -> bool:
     """Whether more rounds would draw no more."""
-    return len(run.rounds) == experiment.rounds or (figure.up_to is not None and run.rounds[-1][figure.x] >= figure.up_to)
+    return run.reaches(experiment.rounds) or (figure.up_to is not None and run.rounds[-1][figure.x] >= figure.up_to)
 
 
 def missing(figure: Figure | Definition, experiments: Sequence[Experiment], runs: Runs, until: int | None) -> list[Experiment]:
@@ -104,7 +104,7 @@ def missing(figure: Figure | Definition, experiments: Sequence[Experiment], runs
 
     def there(one: Experiment) -> bool:
         run = runs.get(one.digest)
-        return run is not None and len(run.rounds) >= min(until or one.rounds, one.rounds) and not stale(figure, run)
+        return run is not None and run.reaches(min(until or one.rounds, one.rounds)) and not stale(figure, run)
 
     return [one for one in experiments if not there(one)]
 

@@ -38,6 +38,15 @@ class Run:
         return Experiment(**self.manifest["experiment"])
 
     @property
+    def broke_off(self) -> bool:
+        """It could not go on (its numbers were no longer finite, say), and would end there again."""
+        return "ended" in self.manifest
+
+    def reaches(self, rounds: int) -> bool:
+        """There is no more of its first so many rounds to be had."""
+        return self.broke_off or len(self.rounds) >= rounds
+
+    @property
     def worth(self) -> tuple[int, bool]:
         """By which one of two runs of one experiment is kept: the longer, and of equally long ones that with diagnostics."""
         return len(self.rounds), all("diagnostics" in row for row in self.rounds)
@@ -57,10 +66,14 @@ def recorded(paper: Paper, folder: Path | None = None) -> Runs:
 
 
 def collect(paper: Paper, folder: Path) -> dict[str, tuple[int, int]]:
-    """Put run folders into the results, beside what is there. By file: runs in it now, and how many are new or longer."""
-    found, written = _longest(_found(folder)), {}
+    """Put run folders into the results, beside what is there. By file: runs in it now, and how many are new or longer.
+
+    An experiment that several files have, as calibrations have what they are compared with, is kept in the first one's results.
+    """
+    found, elsewhere, written = _longest(_found(folder)), set[str](), {}
     for name, experiments in paper.experiments.items():
-        own = {one.digest for one in experiments}
+        own = {one.digest for one in experiments} - elsewhere
+        elsewhere |= own
         file = _results(paper) / f"{Path(name).stem}.jsonl.gz"
         before = _longest(_read(file)) if file.exists() else {}
         after = _longest([*before.values(), *(run for digest, run in found.items() if digest in own)])

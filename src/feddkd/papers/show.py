@@ -104,6 +104,7 @@ def _cell_json(cell: Cell) -> dict[str, Any]:
         "rounds": cell.rounds,
         "rounds_wanted": cell.rounds_wanted,
         "target_missed": cell.missed,
+        "broke_off": cell.broke_off,
         "verdict": cell.verdict,
         "so_far": cell.tendency if cell.verdict == PARTIAL else None,
     }
@@ -152,8 +153,13 @@ def _line(cell: Cell) -> list[str]:
 
 def _verdict(cell: Cell, behind: Sequence[str]) -> str:
     so_far = f", so far {cell.tendency}" if cell.verdict == PARTIAL else ""
-    missed = f"; target missed in {cell.missed} runs" if cell.missed else ""
-    return f"{cell.verdict}{so_far}{missed}{'; not ahead of ' + ', '.join(behind) if behind else ''}"
+    missed = f"; target missed in {_runs(cell.missed)}" if cell.missed else ""
+    broke_off = f"; {_runs(cell.broke_off)} broke off" if cell.broke_off else ""
+    return f"{cell.verdict}{so_far}{missed}{broke_off}{'; not ahead of ' + ', '.join(behind) if behind else ''}"
+
+
+def _runs(count: int) -> str:
+    return f"{count} {'run' if count == 1 else 'runs'}"
 
 
 def _notes(found: Comparison) -> list[str]:

@@ -32,7 +32,11 @@ def progress(paper: Paper, runs: Runs) -> list[Progress]:
 
 def _progress(name: str, wanted: Sequence[tuple[Experiment, int]], runs: Runs, pace: "Pace") -> Progress:
     done = [min(rounds, len(runs[one.digest].rounds)) if one.digest in runs else 0 for one, rounds in wanted]
-    left = [(one, rounds - there) for (one, rounds), there in zip(wanted, done, strict=True) if there < rounds]
+    left = [
+        (one, rounds - there)
+        for (one, rounds), there in zip(wanted, done, strict=True)
+        if one.digest not in runs or not runs[one.digest].reaches(rounds)
+    ]
     costs = [(pace.seconds_a_round(one), rounds) for one, rounds in left]
     known = [cost * rounds for cost, rounds in costs if cost is not None]
     return Progress(
