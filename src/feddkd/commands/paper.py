@@ -134,9 +134,9 @@ def paper_run(
 ) -> None:
     """Run what a table or figure still misses, in lock-step over seeds; what was cut short in the folder of runs goes on.
 
-    Whole runs among the committed results are not run again, nor those that broke off. Of a run that is there in part only its rows were kept: without
-    its folder it begins anew. For methods like FedDKD@60 alone no more rounds are run than count. Runs without the losses that a
-    figure draws are made again, under diagnostics/ in the folder.
+    Whole runs among the committed results are not run again, nor those that broke off. Of a run that is there in part only its
+    rows were kept: without its folder it begins anew. For methods like FedDKD@60 alone no more rounds are run than count. Runs
+    without the losses that a figure draws are made again, under diagnostics/ in the folder.
     """
     if precision == "fp64":
         raise InputError("precision 'fp64' makes other experiments of the paper's; there are: bf16, fp32, tf32")
