@@ -291,6 +291,20 @@ def test_all_formats_say_the_same(paper: Paper) -> None:
     assert said["tests"][0]["difference"]["mean"] == pytest.approx(10.5)
 
 
+def test_another_reading_is_held_against_the_printed_cells_of_the_table_that_it_stands_beside(paper: Paper) -> None:
+    other = (
+        TABLES.replace("tiny]", "other]")
+        .replace("tiny.se", "other.se")
+        .replace("tiny.me", "other.me")
+        .replace("tiny.q", "other.q")
+    )
+    (paper.folder / "tables.toml").write_text(TABLES + other.replace("[other]", '[other]\nbeside = ["tiny"]'), encoding="utf-8")
+    both = read(paper.folder)
+    place = Place("other", "FedAvg", "c=0.5", "accuracy")
+    assert both.cell(both.table("other"), place) == Printed("60.0", "1.0")
+    assert both.cell(both.table("tiny"), place._replace(setting="c=1", table="tiny")) is None
+
+
 # Statistics
 
 
@@ -577,6 +591,14 @@ def test_calibrations_are_whole_and_what_the_readme_says_of_them(real: Paper, co
         numbers = [(c.ours, c.runs_wanted, c.quantity.decimals) for c in found if c.place.method.startswith(method)]
         told = [f"{ours[0]:.{n}f}" + (f" ± {ours[1]:.{n}f}" if many > 1 else "") for ours, many, n in numbers if ours]
         assert "; ".join(told) in line
+
+
+def test_independent_draws_of_classes_fit_what_is_printed_of_femnist_so_far(real: Paper, committed: Runs) -> None:
+    whole = [one for one in compare(real, "femnist-independent", committed).cells if one.complete and one.printed]
+    assert {(one.place.method, one.place.quantity) for one in whole} == {
+        ("FedDKD@60", "accuracy"), ("FedDKD@60", "round"), ("FedDKD", "rounds_to_target"), ("FedDKD", "comm_to_target")
+    }  # fmt: skip
+    assert {one.verdict for one in whole} == {"within the printed spread"}
 
 
 def test_findings_on_calibration_quote_the_tables(real: Paper, committed: Runs) -> None:

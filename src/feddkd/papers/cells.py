@@ -141,7 +141,7 @@ def _cell(paper: Paper, table: Definition, place: Place, behind: Sequence[Experi
     furthest = max((reading.rounds for reading in readings), default=0)
     level = [reading for reading in readings if reading.settled or reading.rounds == furthest]  # no mean over long and short runs
     rounds = sum(length(one, most) for one in behind)
-    return Cell(place, quantity, paper.printed.get(place), level, len(behind), rounds)
+    return Cell(place, quantity, paper.cell(table, place), level, len(behind), rounds)
 
 
 def _reading(run: Run, experiment: Experiment, quantity: Quantity, most: int | None) -> Reading:

@@ -108,6 +108,7 @@ class Definition:
     methods: Mapping[str, Line]
     quantities: Mapping[str, Quantity]
     note: str = ""
+    beside: tuple[str, ...] = ()  # tables whose printed cells it is held against, too: another reading of what they show
 
     @property
     def whole(self) -> list[str]:
@@ -138,6 +139,11 @@ class Paper:
         if name not in self.tables:
             raise InputError(f"the paper has no table {name!r}; there are: {choices(self.tables)}")
         return self.tables[name]
+
+    def cell(self, table: Definition, place: Place) -> Printed | None:
+        """What was printed there: in the table itself, or in one that it stands beside."""
+        names = (table.name, *table.beside)
+        return next((self.printed[at] for name in names if (at := place._replace(table=name)) in self.printed), None)
 
     def behind(self, table: Definition, setting: str, method: str) -> list[Experiment]:
         """The experiments that a cell rests on: one for each seed."""
@@ -176,6 +182,7 @@ def read(folder: Path) -> Paper:
 def _definition(name: str, table: Mapping[str, Any]) -> Definition:
     parts = {
         "tested": tuple(table["tested"]),
+        "beside": tuple(table.get("beside", ())),
         "settings": {key: Setting(**value) for key, value in table["settings"].items()},
         "methods": {key: Line(**value) for key, value in table["methods"].items()},
         "quantities": {key: Quantity(**value) for key, value in table["quantities"].items()},
