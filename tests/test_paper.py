@@ -134,9 +134,8 @@ def test_every_printed_cell_has_runs_behind_it() -> None:
 def test_a_cells_runs_differ_in_their_seed_alone_and_no_two_rows_share_them() -> None:
     real = read(PAPER)
     for table in real.tables.values():
-        families = Counter(
-            one.family for setting in table.settings for method in table.whole for one in real.behind(table, setting, method)[:1]
-        )
+        firsts = [one for setting in table.settings for method in table.whole for one in real.behind(table, setting, method)[:1]]
+        families = Counter((one.family, one.split_seed) for one in firsts)  # a table may compare splits
         assert set(families.values()) == {1}
 
 
@@ -303,6 +302,9 @@ def test_another_reading_is_held_against_the_printed_cells_of_the_table_that_it_
     place = Place("other", "FedAvg", "c=0.5", "accuracy")
     assert both.cell(both.table("other"), place) == Printed("60.0", "1.0")
     assert both.cell(both.table("tiny"), place._replace(setting="c=1", table="tiny")) is None
+    (paper.folder / "tables.toml").write_text(TABLES.replace("[tiny]", '[tiny]\nbeside = ["nowhere"]'), encoding="utf-8")
+    with pytest.raises(InputError, match="no table 'nowhere'"):
+        read(paper.folder)
 
 
 # Statistics

@@ -174,9 +174,15 @@ def read(folder: Path) -> Paper:
         )
     try:
         tables = tomllib.loads(file.read_text(encoding="utf-8"))
-        return Paper(folder, {name: _definition(name, table) for name, table in tables.items()}, _cells(folder / "published.csv"))
+        paper = Paper(
+            folder, {name: _definition(name, table) for name, table in tables.items()}, _cells(folder / "published.csv")
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"the paper in {folder} cannot be read: {error!r}") from None
+    for table in paper.tables.values():
+        for name in table.beside:
+            paper.table(name)  # complain now
+    return paper
 
 
 def _definition(name: str, table: Mapping[str, Any]) -> Definition:

@@ -114,7 +114,7 @@ def _open(questions: Sequence[Mapping[str, Any]]) -> list[str]:
         "## What the paper leaves open, and what calibration showed",
         "[Decisions](decisions.md) has what was decided, and why.",
         piped(("question", "what calibration showed"), lines),
-        NOT_KEPT,
+        *([NOT_KEPT] if not all(one.get("kept", True) for one in measured) else []),
         f"Decided by argument alone, nothing measured: {rest}.",
     ]
 
