@@ -581,6 +581,7 @@ CALIBRATION = {
     "cifar10-options": ["FedDKD@30", "FedAvg@30"],
     "search-mu-cifar10": ["mu="],
     "emnist-statistics": ["student"],
+    "emnist-splits": ["FedAvg", "FedDistill+", "FedGen"],
 }
 
 
@@ -628,6 +629,13 @@ def test_findings_on_calibration_quote_the_tables(real: Paper, committed: Runs) 
     quotes("Dropout and batch norm in DKD", "cifar10-options", *dropout)
     mus = [(f"mu={mu}", "alpha=0.1") for mu in ("0.001", "0.01", "0.1")]
     quotes("FedProx", "search-mu-cifar10", *mus, quantity="validation")
+    drawn = compare(real, "emnist-splits", committed).cells
+    for method in ("FedAvg", "FedGen"):
+        means = [one.ours[0] for one in drawn if one.place.method == method and one.ours]
+        assert (
+            f"{method} {'lies ' if method == 'FedAvg' else ''}between {min(means):.2f} and {max(means):.2f} %"
+            in findings["mismatch"][0]["why"]
+        )
     runs = [committed[one.digest] for one in real.experiments["emnist-statistics.toml"]]
     assert [len(run.rounds) + 1 for run in runs if run.broke_off] == [21, 14]
 
