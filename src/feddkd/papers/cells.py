@@ -146,11 +146,11 @@ def _cell(paper: Paper, table: Definition, place: Place, behind: Sequence[Experi
 
 def _reading(run: Run, experiment: Experiment, quantity: Quantity, most: int | None) -> Reading:
     """The target is the wanted experiment's: it changes no number of a run, so the run may have been told another."""
-    rows = run.rounds[:most]
+    rows, whole = run.rounds[:most], length(experiment, most)
     found = AT[quantity.at](rows, experiment.target)
-    broke_off = run.broke_off and len(rows) < length(experiment, most)
-    settled = run.reaches(length(experiment, most)) or (quantity.at == "target" and bool(found))
-    return Reading(experiment.seed, [quantity.read(row) for row in found], len(rows), settled, broke_off)
+    settled = run.reaches(whole) or (quantity.at == "target" and bool(found))
+    values = [quantity.read(row) for row in found]
+    return Reading(experiment.seed, values, len(rows), settled, broke_off=run.broke_off and len(rows) < whole)
 
 
 @dataclass(frozen=True)
