@@ -149,8 +149,9 @@ def iid() -> Partition:
 def classes(per_client: Count = 6, form: Literal["exact", "independent", "shards", "star"] = "exact") -> Partition:
     """Every client sees `per_client` classes only, in one of four readings of FedDKD's "6 of 26 classes".
 
-    exact: disjoint, nothing left over, exactly that many classes each; what the FedDKD paper's text and Table 1 say together.
-    independent: each client draws its classes and N/(K per_client) examples of each by itself; overlaps, may miss a class.
+    exact: disjoint, nothing left over, exactly that many classes each, as the FedDKD paper states the problem.
+    independent: each client draws its classes and N/(K per_client) examples of each by itself; overlaps, may miss a class;
+        with it the paper's figures come out.
     shards: that many label-sorted shards each, as `shards`.
     star: `femnist_star` of FedMAX (Chen et al., ECML-PKDD 2020, arXiv:2004.03657): 20 of 26 classes, `per_client` of them twice.
     """
