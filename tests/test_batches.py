@@ -55,6 +55,17 @@ def test_what_is_read_whole_or_without_chance_is_read_in_stored_order(reads: Rea
     assert np.array_equal(np.concatenate(draw(reads, 20, KEY)), np.arange(20))
 
 
+@given(examples=SIZES, batch_size=SIZES, steps=st.integers(1, 20), drop_last=st.booleans(), rounds=st.integers(1, 6))
+def test_unshuffled_rounds_go_on_through_the_stored_order(
+    examples: int, batch_size: int, steps: int, drop_last: bool, rounds: int
+) -> None:
+    reads = Reads(batch_size, steps=steps, shuffle=False, drop_last=drop_last)
+    epoch = draw(Reads(batch_size, random=False, drop_last=drop_last), examples, KEY)
+    read = [batch for t in range(1, rounds + 1) for batch in draw(reads, examples, (0, t, 0, 1, 3))]
+    assert [batch.tolist() for batch in read] == [epoch[at % len(epoch)].tolist() for at in range(rounds * steps)]
+    assert draw(reads, examples, (0, 1, 0, 2, 3))[0].tolist() == epoch[steps % len(epoch)].tolist()  # so do the steps of a round
+
+
 @given(st.integers(2, 60), st.integers(1, 20), st.integers(1, 9))
 def test_what_is_set_aside_is_never_read_and_is_the_same_all_round(examples: int, spare: int, step: int) -> None:
     reads = Reads(8, steps=3, spare=spare)

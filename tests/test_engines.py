@@ -64,9 +64,10 @@ def world(seed: int, sizes: Sequence[int] = SIZES, text: str = "") -> Federation
 
 def run(
     engine: type[Any], text: str, norm: bool, seeds: Sequence[int] = (0,), augment: str = "", place: str = "cpu",
-    dtype: torch.dtype = torch.float64, sizes: Sequence[int] = SIZES, **options: Any
+    dtype: torch.dtype = torch.float64, sizes: Sequence[int] = SIZES, shuffle: bool = True, **options: Any
 ) -> tuple[list[Any], list[Row]]:  # fmt: skip
-    model, method, device = functional(network(norm)), parse(text), torch.device(place)
+    model, device = functional(network(norm)), torch.device(place)
+    method = parse(text) if shuffle else parse(text).in_stored_order()
     initial = [[to(group, device, dtype) for group in model.initial(("init", seed))] for seed in seeds]
     starts = [method.start(model, params, buffers) for params, buffers in initial]
     worlds = [world(seed, sizes, augment).to(device) for seed in seeds]
@@ -297,6 +298,13 @@ def test_no_other_failure_is_taken_for_a_lack_of_memory(monkeypatch: pytest.Monk
 def test_random_crops_and_flips_are_the_same_on_every_engine() -> None:
     text, augment = METHODS[5], "crop(padding=1) | flip() | normalise(mean=0.4, std=0.3)"
     assert apart(run(Serial, text, False, augment=augment)[0], run(Batched, text, False, augment=augment)[0]) < 1e-12
+
+
+@pytest.mark.parametrize("norm", [False, True], ids=["no batch norm", "batch norm"])
+def test_unshuffled_examples_are_read_alike_by_every_engine_and_make_a_difference(norm: bool) -> None:
+    (found, _), (same, _) = (run(engine, METHODS[5], norm, shuffle=False) for engine in (Serial, Batched))
+    assert apart(found, same) < 1e-12
+    assert apart(found, oracle(METHODS[5], norm)[0]) > 1e-3
 
 
 def test_two_runs_of_the_batched_engine_give_identical_bits() -> None:

@@ -27,7 +27,7 @@ SAME: list[dict[str, Any]] = [
     {"transform": "normalise(mean=0.3053, std=0.3760)"},
     {"evaluation": "global"},
     {"dtype": "float32"},
-    {"availability": "always()", "min_clients": 1, "on_divergence": "drop"},
+    {"availability": "always()", "min_clients": 1, "on_divergence": "drop", "shuffle": True},
     {"name": "mine"},
     {"target": 0.9},
 ]
@@ -54,6 +54,7 @@ OTHER: list[dict[str, Any]] = [
     {"availability": "random()"},
     {"min_clients": 2},
     {"on_divergence": "stop"},
+    {"shuffle": False},
 ]
 
 

@@ -48,6 +48,13 @@ def test_flower_gives_what_serial_gives(method: str, then: str, tmp_path: Path) 
     check_same(tmp_path / "serial", tmp_path / "flower")
 
 
+def test_unshuffled_examples_are_read_as_on_serial(tmp_path: Path) -> None:
+    method = f"fedavg(steps=3, batch_size=8) | {DKD}"
+    serial(tmp_path / "serial", method, shuffle=False)
+    flower(tmp_path / "flower", method, shuffle=False)
+    check_same(tmp_path / "serial", tmp_path / "flower")
+
+
 def test_noise_falls_on_the_same_tensors_as_on_serial(tmp_path: Path) -> None:
     method = f"fedavg({LOCAL}, clip=1.0, noise=0.1) | dkd(steps=1, batch_size=16, clip=1.0, noise=0.1)"
     serial(tmp_path / "serial", method, rounds=1)

@@ -167,6 +167,11 @@ def test_the_packages_networks_are_chains(net: nn.Module, names: list[str], bloc
     assert sorted(name for layer in layers for name in layer.names) == sorted(net.state_dict())
 
 
+def test_unshuffled_it_reads_every_layers_examples_in_stored_order() -> None:
+    model = functional(mlp((8, 8), 10, (5,)))
+    assert [phase.reads.shuffle for phase in parse("fedma()").in_stored_order().fitted(model).phases] == [False, False]
+
+
 class Residual(nn.Module):
     def __init__(self) -> None:
         super().__init__()

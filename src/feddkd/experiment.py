@@ -26,7 +26,7 @@ from feddkd.models import MODELS, Architecture
 from feddkd.simulation import cohort_size
 from feddkd.values import Bound, Chance, Count, Share, Whole, checked
 
-USUAL = {"availability": "always()", "min_clients": 1, "on_divergence": "drop"}
+USUAL = {"availability": "always()", "min_clients": 1, "on_divergence": "drop", "shuffle": True}
 Fraction = typing.Annotated[float, Bound(least=0, below=1)]
 
 
@@ -48,6 +48,7 @@ class Experiment:
     training: Share | None = None  # share of the training set given to the clients; all the rest unless said
     transform: str | None = None  # in place of the one that goes with the data
     evaluation: Literal["auto", "global", "client_mean", "client_pooled"] = "auto"
+    shuffle: bool = True  # mini-batches are drawn; or else read in stored order, every round going on where one before it ended
     dtype: Literal["float32", "float64"] = "float32"
     availability: str = "always()"  # who does not answer when
     min_clients: Count = 1  # with fewer left a round ends there
@@ -68,7 +69,7 @@ class Experiment:
     def parsed_method(self) -> Method:
         method = parse(self.method)
         method.check_order()
-        return method
+        return method if self.shuffle else method.in_stored_order()
 
     @cached_property
     def parsed_data(self) -> Source:
@@ -115,14 +116,14 @@ class Experiment:
             "transform": transform(self.transform_text).canonical,
             "evaluation": self.protocol.name.lower(),
             "dtype": self.dtype,
-            **{key: value for key, value in self._faults.items() if value != USUAL[key]},
+            **{key: value for key, value in self._later.items() if value != USUAL[key]},
         }
 
     @property
-    def _faults(self) -> dict[str, Any]:
+    def _later(self) -> dict[str, Any]:
         """Keys that came later than others: left out of digests where they are as usual, so that digests last."""
-        availability = self.tolerance.availability.canonical
-        return {"availability": availability, "min_clients": self.min_clients, "on_divergence": self.on_divergence}
+        faults = {"min_clients": self.min_clients, "on_divergence": self.on_divergence}
+        return {"availability": self.tolerance.availability.canonical, **faults, "shuffle": self.shuffle}
 
     @cached_property
     def digest(self) -> str:

@@ -201,6 +201,10 @@ class Method(Spelled):
         unfolded = (phase.unfolds(model) if phase.unfolds else (phase,) for phase in self.phases)
         return replace(self, phases=tuple(phase for phases in unfolded for phase in phases))
 
+    def in_stored_order(self) -> "Method":
+        """The same method with nobody's examples shuffled."""
+        return replace(self, phases=tuple(map(_in_stored_order, self.phases)))
+
     def private_names(self, model: Model) -> frozenset[str]:
         names = {
             "none": frozenset[str](),
@@ -229,6 +233,13 @@ class Method(Spelled):
         needed_later = [forever.union(*(self.phases[i].needs for i, _, _ in turns[at + 1 :])) for at in range(len(turns))]
         index = list(accumulate((phase.client is not None for phase in self.phases), initial=0))
         return [Exchange(self.phases[i], index[i], j, n, keep) for (i, j, n), keep in zip(turns, needed_later, strict=True)]
+
+
+def _in_stored_order(phase: Phase) -> Phase:
+    phase = replace(phase, reads=replace(phase.reads, shuffle=False))
+    if (unfolds := phase.unfolds) is None:
+        return phase
+    return replace(phase, unfolds=lambda model: tuple(map(_in_stored_order, unfolds(model))))
 
 
 def probe_of(targets: Targets, loss: Loss) -> Fold:

@@ -24,6 +24,7 @@ class Reads:
     steps: int | None = None  # instead of epochs: this many mini-batches, epoch after epoch until there are enough
     source: Source = "train"
     random: bool = True  # shuffled, and augmented where the transform says so; else in stored order and as in testing
+    shuffle: bool = True  # or else, though augmented, in stored order: a round goes on where the one before it ended
     drop_last: bool = False  # leave out an epoch's partial batch, unless it is the only one
     spare: int = 0  # so many examples, others in every round, are set aside and not read
     aside: bool = False  # read what is set aside instead, in one batch
@@ -36,11 +37,21 @@ class Reads:
         """Mini-batches read in one exchange by a client with so many examples."""
         return self.epochs * self.batches_an_epoch(examples) if self.steps is None else self.steps
 
-    def sizes(self, examples: int) -> list[int]:
-        """Of those mini-batches: all are full but an epoch's last."""
-        each, count = self.batches_an_epoch(examples), self.count(examples)
+    def sizes(self, examples: int, first: int = 0) -> list[int]:
+        """Of those mini-batches, from the epoch's `first` on: all are full but an epoch's last."""
+        each, end = self.batches_an_epoch(examples), first + self.count(examples)
         epoch = [self.batch_size] * (each - 1) + [min(self.batch_size, examples - (each - 1) * self.batch_size)]
-        return (epoch * -(-count // each))[:count]
+        return (epoch * -(-end // each))[first:end]
+
+    def first(self, examples: int, key: Key) -> int:
+        """With which mini-batch of an epoch an exchange begins: as if the client had taken part in every round.
+
+        Where a round has several exchanges, as in DKD, the next round begins one of them further on.
+        """
+        if self.shuffle or not self.random:
+            return 0
+        *_, round, _, step, _ = key
+        return (int(round) + int(step) - 2) * self.count(examples) % self.batches_an_epoch(examples)
 
     def examples(self, examples: int) -> int:
         """Read in one exchange by a client with so many, each time counted."""
@@ -48,7 +59,7 @@ class Reads:
 
 
 def draw(reads: Reads, examples: int, key: Key) -> list[Indices]:
-    """The positions of each mini-batch, in reading order. The key ends in (..., step, client)."""
+    """The positions of each mini-batch, in reading order. The key ends in (..., round, phase, step, client)."""
     line, sizes = line_up(reads, examples, key)
     return [line[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
@@ -63,11 +74,12 @@ def line_up(reads: Reads, examples: int, key: Key) -> tuple[Indices, list[int]]:
         return aside, [len(aside)]
     free = np.setdiff1d(np.arange(examples), spared(reads, examples, key)) if reads.spare and examples > 1 else None
     count = examples if free is None else len(free)
-    sizes, each = reads.sizes(count), reads.batches_an_epoch(count)
-    random = generator(("batches", *key)) if reads.random and count > reads.batch_size else None
+    first, each = reads.first(count, key), reads.batches_an_epoch(count)
+    sizes, start = reads.sizes(count, first), first * reads.batch_size
+    random = generator(("batches", *key)) if reads.random and reads.shuffle and count > reads.batch_size else None
     epochs = [(np.arange(count) if random is None else random.permutation(count))[: each * reads.batch_size]
-              for _ in range(0, len(sizes), each)]  # fmt: skip
-    line = (epochs[0] if len(epochs) == 1 else np.concatenate(epochs))[: sum(sizes)]
+              for _ in range(0, first + len(sizes), each)]  # fmt: skip
+    line = (epochs[0] if len(epochs) == 1 else np.concatenate(epochs))[start : start + sum(sizes)]
     return line if free is None else free[line], sizes
 
 

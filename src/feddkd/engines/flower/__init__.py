@@ -163,7 +163,7 @@ class Flower:
         own = self.federations[0]
         four = np.resize(own.test, 4)
         made_up = replace(own, train=(four,), own_test=None, validation=four, test=four)
-        phase, key = replace(exchange.phase, reads=replace(exchange.phase.reads, steps=1)), ("pattern", 0, 0)
+        phase, key = replace(exchange.phase, reads=replace(exchange.phase.reads, steps=1)), ("pattern", 1, 0, 1, 0)
         with seeded(key, own.x.device):
             upload, memo = answer(self.model, phase, order.sent, self._memo, made_up, 0, key, self.dtype)
         if exchange.retain is not None:
