@@ -472,6 +472,18 @@ def test_the_committed_emnist_results_are_whole_and_say_where_the_order_does_not
     assert against == {"FedAvg": 9, "FedProx": 9, "FedDistill+": 9, "FedGen": 9}
 
 
+def test_the_committed_results_of_unshuffled_emnist_are_the_readmes(real: Paper, committed: Runs, readme: str) -> None:
+    found = compare(real, "emnist-order", committed)
+    ours = {one.place.method: one for one in found.cells if one.place.setting == "alpha=0.1"}
+    for method in real.table("emnist-order").methods:
+        mean, printed = shown(found, method, "alpha=0.1", "accuracy")
+        assert f"{method} {mean} ({'printed ' if method == 'FedAvg' else ''}{printed})" in readme
+    assert {name for name, one in ours.items() if "within" in one.tendency} == {"FedAvg", "FedProx", "FedDKD"}
+    assert [reading.seed for reading in ours["FedDKD"].readings] == [0, 1, 2, 8]
+    assert min(value for reading in ours["FedDKD"].readings for value in reading.values) > 70
+    assert all(ours["FedDKD"].by_seed[seed] < ahead for seed, ahead in ours["FedGen"].by_seed.items())
+
+
 def test_steps_that_are_judged_one_by_one_are_hardly_ever_kept_on_emnist(real: Paper, committed: Runs, readme: str) -> None:
     def gains(method: str) -> dict[int, list[float]]:
         runs = [committed[one.digest] for one in real.experiments["emnist-auto.toml"] if method in one.method]
