@@ -122,8 +122,12 @@ class Experiment:
     @property
     def _later(self) -> dict[str, Any]:
         """Keys that came later than others: left out of digests where they are as usual, so that digests last."""
-        faults = {"min_clients": self.min_clients, "on_divergence": self.on_divergence}
-        return {"availability": self.tolerance.availability.canonical, **faults, "shuffle": self.shuffle}
+        return {
+            "availability": self.tolerance.availability.canonical,
+            "min_clients": self.min_clients,
+            "on_divergence": self.on_divergence,
+            "shuffle": self.shuffle,
+        }
 
     @cached_property
     def digest(self) -> str:
