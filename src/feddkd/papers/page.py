@@ -52,12 +52,13 @@ def _counted(found: Comparison, done: Progress) -> list[str]:
     printed = [cell for cell in found.cells if cell.printed is not None]
     verdicts = Counter(cell.verdict.removesuffix(" the printed spread") for cell in printed)
     verdicts["above or below"] = verdicts["above"] + verdicts["below"]
-    held = sum(order.holds for order in found.orders if order.complete)
-    whole = sum(order.complete for order in found.orders)
+    whole = [order for order in found.orders if order.complete]
+    pairs, swapped = sum(order.pairs for order in whole), sum(len(order.swapped) for order in whole)
+    held = f"holds in {sum(order.holds for order in whole)} of {len(whole)} whole columns, {pairs - swapped} of {pairs} pairs"
     numbers = [verdicts[name] for name in ("within", "better", "worse", "above or below", PARTIAL, NOTHING)]
     return [
         f"`{found.table.name}`", f"{done.runs_done}/{done.runs_wanted}", f"{done.rounds_done}/{done.rounds_wanted}",
-        *map(str, [len(printed), *numbers]), f"holds in {held} of {whole} whole columns" if whole else "-",
+        *map(str, [len(printed), *numbers]), held if whole else "-",
     ]  # fmt: skip
 
 
