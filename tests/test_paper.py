@@ -514,12 +514,17 @@ FIVE, FIFTEEN = ([f"c={c},E={epochs}" for c in ("0.25", "0.5", "0.75")] for epoc
 
 
 def test_the_committed_femnist_results_are_the_readmes(real: Paper, committed: Runs, readme: str) -> None:
-    short = ("FedProx", "FedMAX", "FedDKD_MAX")  # 60 rounds of E = 15
     for table, quantity in (("femnist-accuracy", "accuracy"), ("femnist-target", "rounds_to_target")):
         found = compare(real, table, committed)
+        partial = {(one.place.method, one.place.setting) for one in found.cells if not one.complete}
+        assert partial == {("FedProx", FIFTEEN[-1]), ("FedMAX", FIFTEEN[-1])}
         for method in real.table(table).methods:
-            for settings in [FIVE] if method in short else [FIVE, FIFTEEN]:
-                cells = [text for setting in settings for text in shown(found, method, setting, quantity)]
+            for settings in (FIVE, FIFTEEN):
+                cells = [
+                    text
+                    for setting in settings
+                    for text in (("-", "-") if (method, setting) in partial else shown(found, method, setting, quantity))
+                ]
                 assert f"| {' | '.join([method, *cells])} |" in readme
     for epochs in (5, 15):
         spent = [shown(found, method, f"c=0.5,E={epochs}", "comm_to_target")[0] for method in ("FedDKD", "FedAvg")]
@@ -529,7 +534,7 @@ def test_the_committed_femnist_results_are_the_readmes(real: Paper, committed: R
 @pytest.mark.parametrize(
     ("table", "settings", "part"),
     [
-        ("femnist-accuracy", FIVE, ""),
+        ("femnist-accuracy", FIVE + FIFTEEN[:2], ""),
         ("femnist-60", FIVE + FIFTEEN, "@60"),
         ("femnist-exact", FIVE, ""),
         ("femnist-exact-60", FIVE + FIFTEEN, "@60"),
@@ -555,14 +560,13 @@ def test_the_results_of_disjoint_femnist_clients_are_the_readmes(real: Paper, co
         assert f"| {' | '.join([method, *cells])} |" in readme
 
 
-def test_with_fifteen_epochs_feddkd_and_fedavg_are_whole_and_the_first_leads_in_every_seed(real: Paper, committed: Runs) -> None:
-    found = [one for one in compare(real, "femnist-accuracy", committed).cells if one.place.setting in FIFTEEN]
-    by_seed = {(one.place.setting, one.place.method): one for one in found if one.place.quantity == "accuracy"}
-    for setting in FIFTEEN:
-        lead, baseline = (by_seed[setting, method] for method in ("FedDKD", "FedAvg"))
-        assert lead.complete
-        assert baseline.complete
-        assert all(lead.by_seed[seed] > baseline.by_seed[seed] for seed in range(3))
+def test_with_fifteen_epochs_and_most_clients_both_forms_of_feddkd_lead_fedavg_in_every_seed(
+    real: Paper, committed: Runs
+) -> None:
+    found = [one for one in compare(real, "femnist-accuracy", committed).cells if one.place.setting == FIFTEEN[-1]]
+    by_seed = {one.place.method: one.by_seed for one in found if one.place.quantity == "accuracy"}
+    for lead in ("FedDKD", "FedDKD_MAX"):
+        assert all(by_seed[lead][seed] > by_seed["FedAvg"][seed] for seed in range(3))
 
 
 def test_distillation_costs_accuracy_in_cifars_first_rounds_and_gains_in_every_later_one(real: Paper, committed: Runs) -> None:
@@ -646,9 +650,10 @@ def test_femnist_is_as_printed_if_each_client_draws_its_classes_and_better_if_cl
     assert "all 36 figures" in (PAPER.parent.parent / "README.md").read_text(encoding="utf-8")
     assert verdicts(both, ["FedDKD"], ["c=0.5,E=5"]) == {"within the printed spread": 4}
     assert verdicts(["femnist-accuracy"], ["FedDKD_MAX"]) == {"worse": 3}
-    assert verdicts(both, ["FedAvg", "FedDKD"], FIFTEEN) == {"within the printed spread": 17, "worse": 7}
-    assert "Of 24 figures" in readme
-    assert "17 lie within" in readme
+    longer = verdicts(both, [*baselines, "FedDKD", "FedDKD_MAX"], FIFTEEN)
+    assert longer == {"within the printed spread": 37, "better": 6, "worse": 9, "partial": 8}
+    assert "Of their 52 figures" in readme
+    assert "37 lie within" in readme
     assert verdicts(["femnist-exact"], [*baselines, "FedDKD", "FedDKD_MAX"]) == {"better": 45}
 
 
