@@ -647,7 +647,10 @@ def test_femnist_is_as_printed_if_each_client_draws_its_classes_and_better_if_cl
 
     both, baselines = ("femnist-accuracy", "femnist-target"), ("FedAvg", "FedProx", "FedMAX")
     assert verdicts(both, baselines) == {"within the printed spread": 36}
-    assert "all 36 figures" in (PAPER.parent.parent / "README.md").read_text(encoding="utf-8")
+    front = (PAPER.parent.parent / "README.md").read_text(encoding="utf-8")
+    assert "all 36 figures" in front
+    assert verdicts(both, baselines, FIFTEEN) == {"within the printed spread": 21, "better": 4, "worse": 3, "partial": 8}
+    assert "of the 28 that are whole, 21 do, four are better and three worse" in front
     assert verdicts(both, ["FedDKD"], ["c=0.5,E=5"]) == {"within the printed spread": 4}
     assert verdicts(["femnist-accuracy"], ["FedDKD_MAX"]) == {"worse": 3}
     longer = verdicts(both, [*baselines, "FedDKD", "FedDKD_MAX"], FIFTEEN)
@@ -690,13 +693,22 @@ def test_findings_on_calibration_quote_the_tables(real: Paper, committed: Runs) 
                 in said["Shuffling in FedGen's EMNIST setting"]
             )
     drawn = compare(real, "emnist-splits", committed).cells
-    means = {
-        method: [one.ours[0] for one in drawn if one.place.method == method and one.ours]
-        for method in ("FedAvg", "FedGen", "FedDKD")
-    }
-    for method, own in means.items():
-        assert f"{method} between {min(own):.2f} and {max(own):.2f} %" in findings["mismatch"][0]["why"]
-    assert all(fedavg < fedgen < feddkd for fedavg, fedgen, feddkd in zip(*means.values(), strict=True))
+    leads = []
+    for alpha in ("alpha=0.05", "alpha=0.1"):
+        means = {
+            method: [
+                one.ours[0]
+                for one in drawn
+                if one.place.method == method and one.place.setting.startswith(alpha + ",") and one.ours
+            ]
+            for method in ("FedAvg", "FedGen", "FedDKD")
+        }
+        for method, own in means.items():
+            assert f"{method} between {min(own):.2f} and {max(own):.2f} %" in findings["mismatch"][0]["why"]
+        assert all(fedavg < min(others) for fedavg, *others in zip(*means.values(), strict=True))
+        leads.append([feddkd - fedgen for _, fedgen, feddkd in zip(*means.values(), strict=True)])
+    assert min(leads[0]) > 0
+    assert [round(lead, 1) for lead in leads[1] if lead > 0] == [0.8]
     runs = [committed[one.digest] for one in real.experiments["emnist-statistics.toml"]]
     assert [len(run.rounds) + 1 for run in runs if run.broke_off] == [21, 14]
 
