@@ -699,7 +699,7 @@ def test_findings_on_calibration_quote_the_tables(real: Paper, committed: Runs) 
             method: [
                 one.ours[0]
                 for one in drawn
-                if one.place.method == method and one.place.setting.startswith(alpha + ",") and one.ours
+                if one.place.method == method and one.place.setting.startswith(alpha + " ") and one.ours
             ]
             for method in ("FedAvg", "FedGen", "FedDKD")
         }
