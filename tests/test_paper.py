@@ -709,6 +709,7 @@ def test_findings_on_calibration_quote_the_tables(real: Paper, committed: Runs) 
         leads.append([feddkd - fedgen for _, fedgen, feddkd in zip(*means.values(), strict=True)])
     assert min(leads[0]) > 0
     assert [round(lead, 1) for lead in leads[1] if lead > 0] == [0.8]
+    assert round(min(leads[1]), 1) == -2.0
     runs = [committed[one.digest] for one in real.experiments["emnist-statistics.toml"]]
     assert [len(run.rounds) + 1 for run in runs if run.broke_off] == [21, 14]
 
