@@ -20,6 +20,7 @@ RECORDINGS = ("tests/test_recordings.py",)
 GATHERING = ("tests/test_gathering.py",)
 PRIVACY = ("tests/test_privacy.py",)
 FAULTS = ("tests/test_faults.py",)
+POOL = ("tests/test_pool.py",)
 FLOWER = ("tests/test_flower.py",)
 DOOR = ("tests/test_door.py",)
 MASKS = ("tests/test_masks.py",)
@@ -138,6 +139,10 @@ MUTANTS = [
     Mutant("a round that went bad is left as it is", "rounds.py", "[turn] if good else", "[turn] if True else", FAULTS),
     Mutant("a client whose numbers went bad keeps them", "exchanges.py", "if client not in bad}", "}", FAULTS),
     Mutant("what is restored is added to what is held", "engines/serial.py", "if at[0] != run}", "}", FAULTS),
+    Mutant("workers that have nothing to do miss the news", "engines/crew.py",
+           "self._tell(range(len(self.workers)), brief)", "self._tell(free, brief)", POOL),
+    Mutant("to trace a step uses up what a network draws", "engines/walking.py",
+           "with fork_rng(devices=[]):", "if True:", POOL),
     Mutant("workers remember what was undone", "engines/pool.py",
            "self._changed |= {(own, client)", "_ = {(own, client)", FAULTS),
     Mutant("a checkpoint without the clients' memos", "checkpoint.py",

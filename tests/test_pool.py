@@ -16,13 +16,15 @@ from typing import NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import dropout
 
 from feddkd import ClientError, InputError, fedavg, functional, parse
-from feddkd.engines import Order, Reply
+from feddkd.engines import Order, Reply, walking
 from feddkd.engines.messages import pack
 from feddkd.engines.pool import Pool
 from feddkd.engines.serial import Serial
-from feddkd.evaluate import fitting_protocol
+from feddkd.engines.trimming import trimmed
+from feddkd.evaluate import PHASES, fitting_protocol
 from feddkd.method import Batch, Exchange, Fold, Method
 from feddkd.models import Model
 from feddkd.params import Groups
@@ -189,10 +191,9 @@ def test_a_method_of_ones_own_needs_no_spelling() -> None:
 # --- who works, and for how long
 
 
-def test_fedavg_forks_once_and_feddkd_twice_a_round() -> None:
+def test_workers_are_forked_once_for_each_phase() -> None:
     assert len(crews(fedavg(epochs=1), rounds=3)) == 1 + 1  # for local training, and for the first evaluation
-    first, second = len(crews(parse(f"fedavg() | {DKD}"), rounds=1)), len(crews(parse(f"fedavg() | {DKD}"), rounds=2))
-    assert second - first == 2
+    assert len(crews(parse(f"fedavg() | {DKD}"), rounds=3)) == 1 + 1 + 1  # that of the average comes before distillation
 
 
 def crews(method: Method, rounds: int) -> set[tuple[int, ...]]:
@@ -210,6 +211,98 @@ def crews(method: Method, rounds: int) -> set[tuple[int, ...]]:
     return seen
 
 
+def test_workers_hear_of_memos_that_are_taken_back() -> None:
+    """After a round without memos, and with those of the round before, again what came of it then."""
+    method = parse(f"fedbn({LOCAL}) | {DKD}")
+
+    class Undoing(Pool):
+        def exchange(self, exchange: Exchange, orders: Sequence[Order]) -> list[Reply]:
+            held = self.memos_of(0)
+            self.restore(0, {})
+            bare = super().exchange(exchange, orders) if exchange.phase.name == "local" else []
+            self.restore(0, held)
+            replies = super().exchange(exchange, orders)
+            bares.extend(apart(a.collected, b.collected) for a, b in zip(bare, replies, strict=False))
+            return replies
+
+    bares: list[float] = []
+    ours, theirs = (played(make, method, norm=True) for make in (partial(Undoing, workers=2), Serial))
+    assert apart(ours.states[0], theirs.states[0]) == 0
+    assert (bares[0], bares[1] > 1e-3) == (0, True)  # to have no memo is to have the first
+
+
+def test_workers_that_have_nothing_to_do_hear_of_memos_all_the_same() -> None:
+    model, method = functional(network(norm=True)), parse("fedbn()")
+    state, first = method.start(model, *model.initial(("init", 0)))
+    other = {"private": {name: tensor + 1 for name, tensor in first["private"].items()}}
+
+    def judged(make: Callable[..., Serial]) -> list[Tensor]:
+        engine = make(model, [federation(images())], [first], torch.float64)
+        found, sent = [], {name: state[name] for name in ("params", "buffers")}
+        for cohort in ((0, 1, 2, 3), (0,), (0, 1, 2, 3)):
+            if cohort == (0,):
+                engine.restore(0, {0: other})
+            found += engine.exchange(Exchange(PHASES["test"]), [Order(0, sent, cohort, ("evaluate",))])
+        engine.close()
+        return [reply.collected["tally"]["loss"] for reply in found]
+
+    ours, theirs = judged(partial(Pool, workers=4)), judged(Serial)
+    assert all(map(torch.equal, ours, theirs))
+    assert ours[0][0] != ours[1][0] == ours[2][0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("norm", [False, True])
+def test_steps_that_come_often_are_traced_which_changes_no_bit(
+    norm: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    method = parse(f"fedprox({LOCAL}, momentum=0.9) | {DKD}")
+    usual = played(two_workers, method, norm=norm, dtype=dtype)
+    trace_from(2, monkeypatch, tmp_path / "traced")
+    traced = played(two_workers, method, norm=norm, dtype=dtype)
+    assert (tmp_path / "traced").exists()
+    assert apart(traced.states[0], usual.states[0]) == 0
+    assert traced.rows == usual.rows
+
+
+def trace_from(steps: int, monkeypatch: pytest.MonkeyPatch, told: Path) -> None:
+    """Trace after so many steps, and make a file when that is tried: it is done by workers."""
+
+    def noting(function: Callable[..., list[Tensor]], *example: Tensor) -> Callable[..., list[Tensor]]:
+        told.touch()
+        return trimmed(function, *example)
+
+    monkeypatch.setattr(walking, "PAYS", steps)
+    monkeypatch.setattr(walking, "trimmed", noting)
+
+
+class Odd(nn.Module):
+    """A network that draws by itself, and may look at what it has computed."""
+
+    def __init__(self, looks: bool) -> None:
+        super().__init__()
+        self.looks, self.inner, self.last = looks, nn.Conv2d(1, 4, 3), nn.Linear(64, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = dropout(self.inner(x), 0.3, self.training)
+        x = dropout(x, 0.3, self.training)
+        if self.looks and x.mean() > 0:
+            x = 2 * x
+        out: Tensor = self.last(x.flatten(1))
+        return out
+
+
+@pytest.mark.parametrize("looks", [False, True])
+def test_networks_that_draw_or_branch_by_themselves_are_what_they_were(
+    looks: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "network", lambda norm: Odd(looks).double())
+    trace_from(2, monkeypatch, tmp_path / "tried")
+    ours, theirs = (played(make, parse(f"fedavg({LOCAL})")) for make in (two_workers, Serial))
+    assert (tmp_path / "tried").exists()
+    assert apart(ours.states[0], theirs.states[0]) == 0
+
+
 def test_the_longest_client_goes_first() -> None:
     model, method = functional(network()), fedavg(batch_size=4)
     engine = two_workers(model, [federation(images())], [{}], torch.float64)
@@ -222,6 +315,7 @@ def test_a_tensor_that_is_sent_twice_is_written_once() -> None:
     sizes = []
     for message in (one, [one, one], [one, one.clone()]):
         _, memory = pack(message)
+        assert memory is not None
         sizes.append(os.fstat(memory).st_size)
         os.close(memory)
     assert sizes[0] == sizes[1] < sizes[2]

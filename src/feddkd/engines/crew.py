@@ -10,7 +10,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from feddkd.engines import Order
-from feddkd.engines.messages import Pipe, pack, receive, send
+from feddkd.engines.messages import Pipe, close, pack, receive, send
 from feddkd.errors import ClientError, InputError
 from feddkd.params import Groups
 
@@ -37,6 +37,9 @@ class Brief(NamedTuple):
     phase: int
     retain: frozenset[str] | None
     orders: Sequence[Order]
+    news: Mapping[
+        tuple[int, int], Groups | None
+    ]  # (run, client) -> memo, where it is another than they know; None: no longer one
 
 
 class Answer(NamedTuple):
@@ -57,9 +60,9 @@ class Worker(NamedTuple):
 
 
 class Crew:
-    """Forked processes that answer tasks until they are ended."""
+    """Forked processes that hear briefs and answer tasks until they are ended."""
 
-    def __init__(self, size: int, answer: Callable[[Brief, Task], Answer]) -> None:
+    def __init__(self, size: int, hear: Callable[[Brief], None], answer: Callable[[Brief, Task], Answer]) -> None:
         # torch.func imports hundreds of modules at its first call (1.5 s): here once, not in every worker
         importlib.import_module("torch._dynamo")
         self.workers: list[Worker] = []
@@ -68,7 +71,7 @@ class Crew:
         try:
             for ours, theirs in pipes:
                 others = [end for pair in pipes for end in pair if end is not theirs]
-                process = context.Process(target=_work, args=(theirs, others, os.getpid(), answer), daemon=True)
+                process = context.Process(target=_work, args=(theirs, others, os.getpid(), hear, answer), daemon=True)
                 with warnings.catch_warnings(action="ignore"):  # of threads that do not survive a fork: see _settle
                     process.start()
                 self.workers.append(Worker(process, ours))
@@ -86,7 +89,7 @@ class Crew:
         """Every task's answer. Whoever is free gets the next task."""
         waiting, busy, answers = list(reversed(tasks)), dict[int, Task](), dict[Task, Answer]()
         free = list(range(min(len(self.workers), len(tasks))))
-        self._tell(free, brief)
+        self._tell(range(len(self.workers)), brief)  # all of them: who has nothing to do now will need the news another time
         while waiting or busy:
             while waiting and free:
                 at = free.pop()
@@ -105,7 +108,7 @@ class Crew:
                 with suppress(BrokenPipeError, ConnectionResetError):  # of a dead worker: _fetch will tell
                     send(self.workers[at].pipe, header, memory)
         finally:
-            os.close(memory)
+            close(memory)
 
     def _ready(self, busy: dict[int, Task]) -> list[int]:
         """Busy workers that have answered or died."""
@@ -150,19 +153,25 @@ def _fate(exitcode: int | None) -> str:
 # --- in a worker
 
 
-def _work(pipe: Pipe, others: Sequence[Pipe], parent: int, answer: Callable[[Brief, Task], Answer]) -> None:
+def _work(
+    pipe: Pipe,
+    others: Sequence[Pipe],
+    parent: int,
+    hear: Callable[[Brief], None],
+    answer: Callable[[Brief, Task], Answer],
+) -> None:
     """The life of a worker. It never returns into the program of which it is a copy."""
     try:
         _settle(others, parent)
-        brief = receive(pipe)
         while True:
             message = receive(pipe)
             if isinstance(message, Brief):
                 brief = message
+                hear(brief)
                 continue
             header, memory = pack(_outcome(answer, brief, message))
             send(pipe, header, memory)
-            os.close(memory)
+            close(memory)
     finally:
         os._exit(1)
 

@@ -17,14 +17,16 @@ else:
 ALIGNED = 64  # bytes: where tensors begin in a memory file
 
 
-def pack(message: object) -> tuple[bytes, int]:
-    """A message as (pickle, memory file). A tensor that occurs twice is written once."""
+def pack(message: object) -> tuple[bytes, int | None]:
+    """A message as (pickle, memory file, if there are tensors in it). A tensor that occurs twice is written once."""
     buffer = io.BytesIO()
     pickler = _Pickler(buffer)
     pickler.dump(message)
+    if not pickler.tensors:
+        return buffer.getvalue(), None
     memory = os.memfd_create("feddkd")
     try:
-        os.ftruncate(memory, max(pickler.size, 1))
+        os.ftruncate(memory, pickler.size)
         pages = _pages(memory)
         for tensor, place in pickler.tensors.values():
             place.open(pages).copy_(tensor)
@@ -34,19 +36,28 @@ def pack(message: object) -> tuple[bytes, int]:
     return buffer.getvalue(), memory
 
 
-def send(pipe: Pipe, header: bytes, memory: int) -> None:
+def send(pipe: Pipe, header: bytes, memory: int | None) -> None:
     pipe.send_bytes(header)
-    send_handle(pipe, memory, None)
+    if memory is not None:
+        send_handle(pipe, memory, None)
+
+
+def close(memory: int | None) -> None:
+    if memory is not None:
+        os.close(memory)
 
 
 def receive(pipe: Pipe) -> Any:
-    header = pipe.recv_bytes()
+    return _Unpickler(io.BytesIO(pipe.recv_bytes()), pipe).load()
+
+
+def _receive_pages(pipe: Pipe) -> Tensor:
     try:
         memory = recv_handle(pipe)
     except RuntimeError:  # its word for a message that breaks off
         raise EOFError from None
     try:
-        return _Unpickler(io.BytesIO(header), _pages(memory)).load()
+        return _pages(memory)
     finally:
         os.close(memory)
 
@@ -85,9 +96,14 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, pages: Tensor) -> None:
+    """At the first tensor it fetches the file that they lie in."""
+
+    def __init__(self, file: io.BytesIO, pipe: Pipe) -> None:
         super().__init__(file)
-        self.pages = pages
+        self.pipe = pipe
+        self.pages: Tensor | None = None
 
     def persistent_load(self, place: Place) -> Tensor:
+        if self.pages is None:
+            self.pages = _receive_pages(self.pipe)
         return place.open(self.pages)

@@ -1,12 +1,12 @@
 """CPU: one process a core, one thread each, images in channels_last; the engine for convolutions where there is no GPU.
 
 Workers are forked. So they know all that the engine knew at that moment without its being sent: the network, the data, the
-phases (closures, which no pickle carries) and the clients' memos. They hold nothing of their own; they stay while what they know
-is still true, and are forked anew (about 10 ms each) for a phase they have not seen or a client whose memo has changed since.
-FedAvg forks once; FedDKD twice a round: its teachers go up once and never come back.
+phases (closures, which no pickle carries) and the clients' memos. They are forked anew for a phase they have not seen, once for
+each that a method has, and are told which memos have changed since before they need them. What they have learnt besides (a step's
+traces, a library's plans for a convolution) stays with them.
 
-What does travel, weights down and uploads up, lies in anonymous memory files (memfd): no names in /dev/shm that could outlive
-the engine, one open file at a time, and all workers read the same pages.
+What does travel, weights and memos down and uploads up, lies in anonymous memory files (memfd): no names in /dev/shm that could
+outlive the engine, one open file at a time, and all workers read the same pages.
 """
 
 import os
@@ -20,7 +20,8 @@ from feddkd.data.federation import Federation
 from feddkd.data.transforms import Step
 from feddkd.engines import Order, Reply
 from feddkd.engines.crew import Answer, Brief, Crew, Task
-from feddkd.engines.serial import Serial, gather, retained
+from feddkd.engines.serial import Serial, Walk, gather, retained
+from feddkd.engines.walking import Practice
 from feddkd.errors import InputError
 from feddkd.method import Exchange, Phase
 from feddkd.params import Groups, stack
@@ -35,6 +36,7 @@ class Pool(Serial):
     # (run, client) whose memo is no longer the one that the workers know
     _changed: set[tuple[int, int]] = field(default_factory=set, init=False, repr=False)
     _crew: "Crew | None" = field(default=None, init=False, repr=False)
+    _practice: Practice = field(default_factory=Practice, init=False, repr=False)  # a worker's
 
     def __post_init__(self) -> None:
         if not hasattr(os, "memfd_create"):
@@ -49,8 +51,8 @@ class Pool(Serial):
     def exchange(self, exchange: Exchange, orders: Sequence[Order]) -> list[Reply]:
         tasks = self._longest_first(exchange.phase, orders)
         try:
-            crew = self._crew_for(exchange.phase, orders, tasks)
-            brief = Brief(_position(self._phases, exchange.phase), exchange.retain, orders)
+            crew = self._crew_for(exchange.phase, len(tasks))
+            brief = Brief(_position(self._phases, exchange.phase), exchange.retain, orders, self._news(orders, tasks))
             answers = crew.perform(brief, tasks, exchange.phase.name)
         except BaseException:  # an interrupt too must leave no worker behind
             self._dismiss()
@@ -65,6 +67,10 @@ class Pool(Serial):
         self._dismiss()
         super().close()
 
+    @property
+    def _walk(self) -> Walk:
+        return self._practice.walk
+
     def _longest_first(self, phase: Phase, orders: Sequence[Order]) -> list[Task]:
         def batches(task: Task) -> int:
             run = orders[task.order].run
@@ -72,20 +78,33 @@ class Pool(Serial):
 
         return sorted((Task(at, k) for at, order in enumerate(orders) for k in order.cohort), key=batches, reverse=True)
 
-    def _crew_for(self, phase: Phase, orders: Sequence[Order], tasks: Sequence[Task]) -> "Crew":
-        """The workers at hand, if they know phase and memos and are enough; else new ones."""
-        size = min(self.workers or _cores(), len(tasks))
+    def _crew_for(self, phase: Phase, tasks: int) -> "Crew":
+        """The workers at hand, if they know the phase and are enough; else new ones."""
+        size = min(self.workers or _cores(), tasks)
         known = _position(self._phases, phase) < len(self._phases)
-        stale = any((orders[task.order].run, task.client) in self._changed for task in tasks)
-        if self._crew is not None and known and not stale and self._crew.healthy(size):
+        if self._crew is not None and known and self._crew.healthy(size):
             return self._crew
         size = max(size, len(self._crew.workers) if self._crew is not None else 0)
         self._dismiss()
         if not known:
             self._phases.append(phase)
         self._changed.clear()
-        self._crew = Crew(size, self._answer)
+        self._crew = Crew(size, self._hear, self._answer)
         return self._crew
+
+    def _news(self, orders: Sequence[Order], tasks: Sequence[Task]) -> dict[tuple[int, int], Groups | None]:
+        """The memos of those who are asked, as far as the workers do not know them."""
+        asked = {(orders[task.order].run, task.client) for task in tasks} & self._changed
+        self._changed -= asked
+        return {whose: self.memos.get(whose) for whose in asked}
+
+    def _hear(self, brief: Brief) -> None:
+        """In a worker: what has changed since it was forked."""
+        for whose, memo in brief.news.items():
+            if memo is None:
+                self.memos.pop(whose, None)
+            else:
+                self.memos[whose] = memo
 
     def _answer(self, brief: Brief, task: Task) -> Answer:
         """In a worker: one client's turn."""

@@ -1,6 +1,6 @@
 """One client after another, one step after another: the oracle every other engine is tested against."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +19,7 @@ from feddkd.models import Model
 from feddkd.params import Groups, Tensors, stack, weighted_mean
 
 Memos = dict[tuple[int, int], Groups]  # (run, client) -> memo
+Walk = Callable[[Model, Fold, Groups, Groups, Iterable[Batch]], Groups]  # (model, client, sent, carry, batches) -> carry
 
 
 @dataclass
@@ -52,6 +53,10 @@ class Serial:
     def close(self) -> None:
         self.memos.clear()
 
+    @property
+    def _walk(self) -> Walk:
+        return step_by_step
+
     def _perform(self, exchange: Exchange, order: Order) -> Reply:
         uploads = []
         for client in order.cohort:
@@ -68,7 +73,8 @@ class Serial:
         key = (*order.key, client)
         try:
             with seeded(key, self.federations[order.run].x.device):
-                return answer(self.model, phase, order.sent, memo, self.federations[order.run], client, key, self.dtype)
+                own = self.federations[order.run]
+                return answer(self.model, phase, order.sent, memo, own, client, key, self.dtype, self._walk)
         except InputError:
             raise
         except Exception as error:
@@ -86,19 +92,24 @@ def seeded(key: Key, device: torch.device) -> Iterator[None]:
         yield
 
 
+def step_by_step(model: Model, client: Fold, sent: Groups, carry: Groups, batches: Iterable[Batch]) -> Groups:
+    for batch in batches:
+        carry = client.step(model, sent, carry, batch)
+    return carry
+
+
 def answer(
-    model: Model, phase: Phase, sent: Groups, memo: Groups, federation: Federation, client: int, key: Key, dtype: torch.dtype
-) -> tuple[Groups, Groups]:
-    """What one client does in one exchange: (upload, memo)."""
+    model: Model, phase: Phase, sent: Groups, memo: Groups, federation: Federation, client: int, key: Key, dtype: torch.dtype,
+    walk: Walk = step_by_step,
+) -> tuple[Groups, Groups]:  # fmt: skip
+    """What one client does in one exchange: (upload, memo). `walk` carries a fold from its first batch to its last."""
     indices = federation.indices(phase.reads.source, client)
     drawn = draw(phase.reads, len(indices), key)
     numbers = step_keys(key, len(drawn))
     batches = (read(federation, indices[d], int(n), dtype, phase.reads.random) for d, n in zip(drawn, numbers, strict=True))
     client_half = phase.client
     if isinstance(client_half, Fold):
-        carry = client_half.start(model, sent, memo)
-        for batch in batches:
-            carry = client_half.step(model, sent, carry, batch)
+        carry = walk(model, client_half, sent, client_half.start(model, sent, memo), batches)
         return client_half.finish(model, sent, carry, memo)
     assert client_half is not None, "a phase without a client half never reaches an engine"
     (batch,) = batches

@@ -14,18 +14,15 @@ All give the same numbers up to rounding. `auto` times some steps of the job at 
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
-from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_structure, tree_unflatten
 
 from feddkd.engines.recordings import Recordings, Way
-from feddkd.engines.trimming import trimmed
+from feddkd.engines.walking import Traces
 from feddkd.engines.work import Walk, Work, lanes_in, run_loop, run_vmap
 from feddkd.errors import InputError, choices
-from feddkd.method import Batch
 from feddkd.params import Groups
 
 log = logging.getLogger(__name__)
@@ -55,7 +52,7 @@ class Chooser:
         self.strategy, self.known, self.device = strategy, known, device
         self.chosen: dict[str, str] = {}  # what kind of work -> strategy
         self.recordings = Recordings()
-        self.traces: dict[tuple[object, ...], Callable[..., list[Tensor]]] = {}
+        self.traces = Traces()
 
     @property
     def fuses(self) -> bool:
@@ -85,19 +82,8 @@ class Chooser:
         return {"vmap": run_vmap, "loop": run_loop}[name]
 
     def _traced(self, work: Work) -> Walk:
-        """Traced anew for another client or inputs of other shapes; flat, since taking nested tensors apart takes time too."""
-
-        def walk(sent: Groups, carry: Groups, batches: Iterable[Batch]) -> Groups:
-            given, (flat, shape) = tree_leaves(sent), tree_flatten(carry)
-            for batch in batches:
-                key = (work.client, work.shared, batch.x.shape, work.shapes)
-                if key not in self.traces:
-                    self.traces[key] = trimmed(_flat(work, sent, shape), *given, *flat, *batch)
-                flat = self.traces[key](*given, *flat, *batch)
-            moved: Groups = tree_unflatten(flat, shape)
-            return moved
-
-        return walk
+        """Traced anew for another client or inputs of other shapes."""
+        return partial(self.traces.walk, (work.client, work.shared, work.shapes), work.many)
 
     def pick(self, kind: str, names: Sequence[str], trial: Trial, most: int = 1, per: int = 1, level: int = logging.INFO) -> str:
         """The strategy for this kind of work: the one asked for, or the quickest of those named in trials of at most so many
@@ -146,18 +132,6 @@ class Chooser:
         trial(steps)
         wait_for(self.device)
         return (time.perf_counter() - began) / steps
-
-
-def _flat(work: Work, sent: Groups, shape: TreeSpec) -> Callable[..., list[Tensor]]:
-    """A step over the lanes, of tensors side by side: what is sent, carry, batch -> carry."""
-    given, parts = tree_structure(sent), len(Batch._fields)
-
-    def step(*leaves: Tensor) -> list[Tensor]:
-        at = given.num_leaves
-        carry = tree_unflatten(leaves[at:-parts], shape)
-        return shape.flatten_up_to(work.many(tree_unflatten(leaves[:at], given), carry, Batch(*leaves[-parts:])))
-
-    return step
 
 
 def _first_line(error: Exception) -> str:
