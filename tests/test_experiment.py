@@ -55,6 +55,7 @@ OTHER: list[dict[str, Any]] = [
     {"min_clients": 2},
     {"on_divergence": "stop"},
     {"shuffle": False},
+    {"shuffle": "distillation"},
 ]
 
 
@@ -65,6 +66,12 @@ def experiment(**keys: Any) -> Experiment:
 @pytest.mark.parametrize("keys", SAME, ids=str)
 def test_one_experiment_has_one_digest_however_it_is_spelled(keys: dict[str, Any]) -> None:
     assert experiment(**keys).digest == experiment().digest
+
+
+@pytest.mark.parametrize(("shuffle", "drawn"), [(True, [True, True]), (False, [False, False]), ("distillation", [False, True])])
+def test_local_training_and_distillation_draw_or_read_in_stored_order(shuffle: bool | str, drawn: list[bool]) -> None:
+    chosen = experiment(method="fedavg() | dkd()", shuffle=shuffle)
+    assert [phase.reads.shuffle for phase in chosen.parsed_method.phases] == drawn
 
 
 @pytest.mark.parametrize("keys", OTHER, ids=str)

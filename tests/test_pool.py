@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout
 
 from feddkd import ClientError, InputError, fedavg, functional, parse
+from feddkd.data.federation import SERVER
 from feddkd.engines import Order, Reply, walking
 from feddkd.engines.messages import pack
 from feddkd.engines.pool import Pool
@@ -249,6 +250,19 @@ def test_workers_that_have_nothing_to_do_hear_of_memos_all_the_same() -> None:
     ours, theirs = judged(partial(Pool, workers=4)), judged(Serial)
     assert all(map(torch.equal, ours, theirs))
     assert ours[0][0] != ours[1][0] == ours[2][0]
+
+
+def test_an_evaluation_is_shared_out_batch_by_batch_and_adds_up_to_the_same_bits() -> None:
+    model = functional(network())
+    params, buffers = model.initial(("init", 0))
+    few = replace(PHASES["test"], reads=replace(PHASES["test"].reads, batch_size=3))
+    order = Order(0, {"params": params, "buffers": buffers}, (SERVER, 2), ("evaluate",))
+    held = [federation(images())]
+    pool, serial = two_workers(model, held, [{}], torch.float64), Serial(model, held, [{}], torch.float64)
+    assert [task.batch for task in pool._longest_first(few, [order]) if task.client == SERVER] == [0, 1, 2, 3]
+    ours, theirs = (engine.exchange(Exchange(few), [order])[0].collected["tally"] for engine in (pool, serial))
+    pool.close()
+    assert [torch.equal(ours[name], theirs[name]) for name in theirs] == [True] * 3
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

@@ -301,6 +301,13 @@ def centre(weights: Tensor) -> float:
     return float((torch.arange(len(weights)).double() * weights).sum() / weights.sum())
 
 
+def test_emnist_may_end_before_the_z(real_data: Path) -> None:
+    data = load("emnist(classes=25)", real_data)
+    assert (data.classes, data.labels[-1]) == (25, "y")
+    assert data.train.y.bincount().tolist() == [4800] * 25
+    assert data.test.y.bincount().tolist() == [800] * 25
+
+
 def test_real_emnist_is_whole_balanced_and_upright(real_data: Path) -> None:
     data = load("emnist", real_data)
     assert data.labels == tuple("abcdefghijklmnopqrstuvwxyz")

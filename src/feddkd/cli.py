@@ -116,7 +116,8 @@ def run(
       clients' part that the server holds for everybody to see, for methods that use such data
     - transform: in place of the one that goes with the data, as in "pad(pixels=2) | normalise(mean=0.5, std=0.5)"
     - evaluation = "auto", or global, client_mean, client_pooled; dtype = "float32", or float64
-    - shuffle = true; false: clients read their examples in stored order, every round going on where the one before it ended
+    - shuffle = true; false: clients read their examples in stored order, every round going on where the one before it ended;
+      "distillation": they do, but DKD draws
     - availability = "always()", or "random(drop=0.1, late=0.05)", "trace(file='faults.csv')": which clients do not answer;
       min_clients = 1: with fewer left a round ends; on_divergence = "drop", or stop, continue: what becomes of a client whose
       numbers are not finite

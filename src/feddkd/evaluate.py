@@ -108,7 +108,7 @@ def counting(classes: int) -> Phase:
         return {**carry, "tally": {"counts": carry["tally"]["counts"] + (true * present[:, None]).T @ taken}}
 
     start = partial(_start, names=("counts",), shape=(classes, classes))
-    return _phase("test", "count", Fold(start, step, _finish))
+    return _phase("test", "count", Fold(start, step, _finish, sums=True))
 
 
 def _finish(model: Model, sent: Groups, carry: Groups, memo: Groups) -> tuple[Groups, Groups]:
@@ -125,7 +125,7 @@ def _phase(source: Source, name: str, client: Fold) -> Phase:
     )
 
 
-JUDGING = Fold(_start, _step, _finish)
+JUDGING = Fold(_start, _step, _finish, sums=True)
 PHASES: dict[Source, Phase] = {
     "validation": _phase("validation", "evaluate", JUDGING),
     "test": _phase("test", "evaluate", JUDGING),

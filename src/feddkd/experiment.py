@@ -48,7 +48,8 @@ class Experiment:
     training: Share | None = None  # share of the training set given to the clients; all the rest unless said
     transform: str | None = None  # in place of the one that goes with the data
     evaluation: Literal["auto", "global", "client_mean", "client_pooled"] = "auto"
-    shuffle: bool = True  # mini-batches are drawn; or else read in stored order, every round going on where one before it ended
+    # mini-batches are drawn; or else read in stored order, every round going on where one before it ended; or drawn in DKD alone
+    shuffle: bool | Literal["distillation"] = True
     dtype: Literal["float32", "float64"] = "float32"
     availability: str = "always()"  # who does not answer when
     min_clients: Count = 1  # with fewer left a round ends there
@@ -69,7 +70,7 @@ class Experiment:
     def parsed_method(self) -> Method:
         method = parse(self.method)
         method.check_order()
-        return method if self.shuffle else method.in_stored_order()
+        return method if self.shuffle is True else method.in_stored_order(distilling=not self.shuffle)
 
     @cached_property
     def parsed_data(self) -> Source:

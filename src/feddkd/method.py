@@ -52,6 +52,9 @@ class Fold:
     start: Callable[[Model, Groups, Groups], Groups]  # (model, sent, memo) -> carry
     step: Callable[[Model, Groups, Groups, Batch], Groups]  # (model, sent, carry, batch) -> carry
     finish: Finish
+    sums: bool = (
+        False  # the upload is the sum of what each batch by itself would bring, the memo stays: batches may be shared out
+    )
 
 
 Targets = Callable[[Model, Groups, Batch], Tensor]  # (model, memo, batch) -> targets, held constant
@@ -201,9 +204,9 @@ class Method(Spelled):
         unfolded = (phase.unfolds(model) if phase.unfolds else (phase,) for phase in self.phases)
         return replace(self, phases=tuple(phase for phases in unfolded for phase in phases))
 
-    def in_stored_order(self) -> "Method":
-        """The same method with nobody's examples shuffled."""
-        return replace(self, phases=tuple(map(_in_stored_order, self.phases)))
+    def in_stored_order(self, distilling: bool = True) -> "Method":
+        """The same method with nobody's examples shuffled; `distilling`, too, or but for phases that do."""
+        return replace(self, phases=tuple(_in_stored_order(p) if distilling or not p.refines else p for p in self.phases))
 
     def private_names(self, model: Model) -> frozenset[str]:
         names = {

@@ -25,10 +25,11 @@ from feddkd.params import Groups
 
 
 class Task(NamedTuple):
-    """One client's turn: the number of its order in the exchange, and its own."""
+    """One client's turn: the number of its order in the exchange, and its own; or one of its batches alone."""
 
     order: int
     client: int
+    batch: int | None = None
 
 
 class Brief(NamedTuple):

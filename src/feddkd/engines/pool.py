@@ -12,6 +12,7 @@ outlive the engine, one open file at a time, and all workers read the same pages
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any
 
 import torch
@@ -20,11 +21,11 @@ from feddkd.data.federation import Federation
 from feddkd.data.transforms import Step
 from feddkd.engines import Order, Reply
 from feddkd.engines.crew import Answer, Brief, Crew, Task
-from feddkd.engines.serial import Serial, Walk, gather, retained
+from feddkd.engines.serial import ALL, Serial, Walk, gather, retained
 from feddkd.engines.walking import Practice
 from feddkd.errors import InputError
-from feddkd.method import Exchange, Phase
-from feddkd.params import Groups, stack
+from feddkd.method import Exchange, Fold, Phase
+from feddkd.params import Groups, combine, stack
 
 
 @dataclass
@@ -57,7 +58,10 @@ class Pool(Serial):
         except BaseException:  # an interrupt too must leave no worker behind
             self._dismiss()
             raise
-        return [self._reply(exchange.phase, at, order, answers) for at, order in enumerate(orders)]
+        turns: dict[tuple[int, int], list[Answer]] = {}
+        for task in tasks:
+            turns.setdefault((task.order, task.client), []).append(answers[task])
+        return [self._reply(exchange.phase, order, [turns[at, k] for k in order.cohort]) for at, order in enumerate(orders)]
 
     def restore(self, run: int, memos: Mapping[int, Groups]) -> None:
         self._changed |= {(own, client) for own, client in self.memos if own == run} | {(run, client) for client in memos}
@@ -72,11 +76,16 @@ class Pool(Serial):
         return self._practice.walk
 
     def _longest_first(self, phase: Phase, orders: Sequence[Order]) -> list[Task]:
-        def batches(task: Task) -> int:
-            run = orders[task.order].run
-            return phase.reads.count(len(self.federations[run].indices(phase.reads.source, task.client)))
-
-        return sorted((Task(at, k) for at, order in enumerate(orders) for k in order.cohort), key=batches, reverse=True)
+        """Everybody's turn; one that only adds up what its batches bring, an evaluation, is taken apart into them."""
+        reads, apart = phase.reads, isinstance(phase.client, Fold) and phase.client.sums
+        turns = [
+            (Task(at, client), reads.count(len(self.federations[order.run].indices(reads.source, client))))
+            for at, order in enumerate(orders)
+            for client in order.cohort
+        ]
+        if apart:
+            return [task._replace(batch=batch) for task, count in turns for batch in range(count)]
+        return [task for task, _ in sorted(turns, key=lambda turn: turn[1], reverse=True)]
 
     def _crew_for(self, phase: Phase, tasks: int) -> "Crew":
         """The workers at hand, if they know the phase and are enough; else new ones."""
@@ -107,20 +116,20 @@ class Pool(Serial):
                 self.memos[whose] = memo
 
     def _answer(self, brief: Brief, task: Task) -> Answer:
-        """In a worker: one client's turn."""
-        order = brief.orders[task.order]
+        """In a worker: one client's turn, or a batch of it."""
+        order, batches = brief.orders[task.order], ALL if task.batch is None else slice(task.batch, task.batch + 1)
         memo = self.memos.get((order.run, task.client), self.first_memos[order.run])
-        upload, after = self._ask(self._phases[brief.phase], order, task.client, memo)
+        upload, after = self._ask(self._phases[brief.phase], order, task.client, memo, batches)
         kept = retained(after, brief.retain)
         return Answer(upload, {name: None if group is memo.get(name) else group for name, group in kept.items()})
 
-    def _reply(self, phase: Phase, at: int, order: Order, answers: dict[Task, Answer]) -> Reply:
+    def _reply(self, phase: Phase, order: Order, turns: Sequence[Sequence[Answer]]) -> Reply:
         """In the engine's own process, in the order of the cohort: what every client keeps, and what the server gets."""
-        for client in order.cohort:
-            self._remember(order.run, client, answers[Task(at, client)].memo)
+        for client, parts in zip(order.cohort, turns, strict=True):
+            self._remember(order.run, client, parts[0].memo)
         federation = self.federations[order.run]
         examples = [len(federation.indices(phase.reads.source, client)) for client in order.cohort]
-        uploads = [answers[Task(at, k)].upload for k in order.cohort]
+        uploads = [reduce(_plus, (part.upload for part in parts)) for parts in turns]
         stacked = {group: stack([upload[group] for upload in uploads]) for group in uploads[0]}
         return Reply(order.cohort, gather(phase, stacked, examples))
 
@@ -136,6 +145,11 @@ class Pool(Serial):
         crew, self._crew = self._crew, None
         if crew is not None:
             crew.end()
+
+
+def _plus(a: Groups, b: Groups) -> Groups:
+    """Of one batch after another: as in a fold, to the bit."""
+    return {group: combine(torch.add, tensors, b[group]) for group, tensors in a.items()}
 
 
 def _channels_last(federation: Federation) -> Federation:

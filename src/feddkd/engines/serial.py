@@ -19,6 +19,7 @@ from feddkd.models import Model
 from feddkd.params import Groups, Tensors, stack, weighted_mean
 
 Memos = dict[tuple[int, int], Groups]  # (run, client) -> memo
+ALL = slice(None)
 Walk = Callable[[Model, Fold, Groups, Groups, Iterable[Batch]], Groups]  # (model, client, sent, carry, batches) -> carry
 
 
@@ -69,12 +70,12 @@ class Serial:
         stacked = {group: stack([upload[group] for upload in uploads]) for group in uploads[0]}
         return Reply(order.cohort, gather(exchange.phase, stacked, examples))
 
-    def _ask(self, phase: Phase, order: Order, client: int, memo: Groups) -> tuple[Groups, Groups]:
+    def _ask(self, phase: Phase, order: Order, client: int, memo: Groups, batches: slice = ALL) -> tuple[Groups, Groups]:
         key = (*order.key, client)
         try:
             with seeded(key, self.federations[order.run].x.device):
                 own = self.federations[order.run]
-                return answer(self.model, phase, order.sent, memo, own, client, key, self.dtype, self._walk)
+                return answer(self.model, phase, order.sent, memo, own, client, key, self.dtype, self._walk, batches)
         except InputError:
             raise
         except Exception as error:
@@ -100,12 +101,13 @@ def step_by_step(model: Model, client: Fold, sent: Groups, carry: Groups, batche
 
 def answer(
     model: Model, phase: Phase, sent: Groups, memo: Groups, federation: Federation, client: int, key: Key, dtype: torch.dtype,
-    walk: Walk = step_by_step,
+    walk: Walk = step_by_step, which: slice = ALL,
 ) -> tuple[Groups, Groups]:  # fmt: skip
-    """What one client does in one exchange: (upload, memo). `walk` carries a fold from its first batch to its last."""
+    """What one client does in one exchange: (upload, memo). `walk` carries a fold from its first batch to its last, of those
+    that are asked for."""
     indices = federation.indices(phase.reads.source, client)
     drawn = draw(phase.reads, len(indices), key)
-    numbers = step_keys(key, len(drawn))
+    drawn, numbers = drawn[which], step_keys(key, len(drawn))[which]
     batches = (read(federation, indices[d], int(n), dtype, phase.reads.random) for d, n in zip(drawn, numbers, strict=True))
     client_half = phase.client
     if isinstance(client_half, Fold):

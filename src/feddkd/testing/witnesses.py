@@ -10,7 +10,7 @@ from torch import Tensor
 from feddkd.data.batches import Source
 from feddkd.data.federation import SERVER
 from feddkd.engines import Engine, Order, Reply
-from feddkd.engines.serial import Serial, answer
+from feddkd.engines.serial import ALL, Serial, answer
 from feddkd.keys import Key
 from feddkd.method import Exchange, Fold, Gradient, Method, Phase
 from feddkd.params import Groups, bytes_of
@@ -85,8 +85,8 @@ class Counting(Serial):
     def totals(self) -> dict[str, int]:
         return {"communications": len(self.keys), "bytes_up": self.bytes_up, "bytes_down": self.bytes_down}
 
-    def _ask(self, phase: Phase, order: Order, client: int, memo: Groups) -> tuple[Groups, Groups]:
-        upload, after = super()._ask(phase, order, client, memo)
+    def _ask(self, phase: Phase, order: Order, client: int, memo: Groups, batches: slice = ALL) -> tuple[Groups, Groups]:
+        upload, after = super()._ask(phase, order, client, memo, batches)
         if client != SERVER and is_the_methods(order):
             self.keys.add(order.key)
             self.bytes_up += bytes_of(upload)
@@ -97,9 +97,9 @@ class Counting(Serial):
 class Unseeded(Serial):
     """A serial engine that leaves torch's generator alone, so that a client that draws from it is found out."""
 
-    def _ask(self, phase: Phase, order: Order, client: int, memo: Groups) -> tuple[Groups, Groups]:
+    def _ask(self, phase: Phase, order: Order, client: int, memo: Groups, batches: slice = ALL) -> tuple[Groups, Groups]:
         world = self.federations[order.run]
-        return answer(self.model, phase, order.sent, memo, world, client, (*order.key, client), self.dtype)
+        return answer(self.model, phase, order.sent, memo, world, client, (*order.key, client), self.dtype, which=batches)
 
 
 # --- functions that must not change what they are given
