@@ -56,9 +56,10 @@ screenshots: $(DONE) ## docs/pictures: the report of the demo in light, dark, na
 faults: $(DONE) ## kill runs at 120 random moments and see each go on to the same bits
 	OMP_NUM_THREADS=1 $(BIN)/python tests/sigkills.py
 
-soak: $(DONE) ## 2,000 rounds of a tiny job on two engines: memory must stay flat
+soak: $(DONE) ## 2,000 rounds of a tiny job on three engines: memory must stay flat
 	OMP_NUM_THREADS=1 $(BIN)/python tests/soak.py serial
 	OMP_NUM_THREADS=1 $(BIN)/python tests/soak.py batched
+	OMP_NUM_THREADS=1 $(BIN)/python tests/soak.py pool
 
 fuzz: $(DONE) ## feed damaged input to the experiment loader, the method parser and the data readers
 	-$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'

@@ -15,7 +15,7 @@ from feddkd.method import Batch, Fold
 from feddkd.models import Model
 from feddkd.params import Groups
 
-PAYS = 1_000  # steps of a kind after which it is traced: by then launching them has cost about as much as tracing, half a second
+PAYS = 500  # steps of a kind after which it is traced: by then tracing, half a second the first time, would about have paid
 Step = Callable[[Groups, Groups, Batch], Groups]  # (sent, carry, batch) -> carry
 
 
@@ -75,7 +75,7 @@ class Practice:
             try:
                 with fork_rng(devices=[]):  # a network that draws by itself draws while it is traced, too
                     self._traces.learn(kind, step, sent, carry, batch)
-            except Exception:  # whatever it is, the step itself has worked a thousand times
+            except Exception:  # whatever it is, the step itself has worked all the time
                 self._untraced.add(kind)
         return kind not in self._untraced
 
