@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -256,8 +257,8 @@ def test_an_evaluation_is_shared_out_batch_by_batch_and_adds_up_to_the_same_bits
     model = functional(network())
     params, buffers = model.initial(("init", 0))
     few = replace(PHASES["test"], reads=replace(PHASES["test"].reads, batch_size=3))
-    order = Order(0, {"params": params, "buffers": buffers}, (SERVER, 2), ("evaluate",))
-    held = [federation(images())]
+    order = Order(0, {"params": params, "buffers": buffers}, (SERVER, 0, 1, 2), ("evaluate",))
+    held = [replace(federation(images()), own_test=tuple(np.arange(n) for n in (5, 1, 10, 1)))]
     pool, serial = two_workers(model, held, [{}], torch.float64), Serial(model, held, [{}], torch.float64)
     assert [task.batch for task in pool._longest_first(few, [order]) if task.client == SERVER] == [0, 1, 2, 3]
     ours, theirs = (engine.exchange(Exchange(few), [order])[0].collected["tally"] for engine in (pool, serial))

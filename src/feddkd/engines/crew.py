@@ -38,9 +38,7 @@ class Brief(NamedTuple):
     phase: int
     retain: frozenset[str] | None
     orders: Sequence[Order]
-    news: Mapping[
-        tuple[int, int], Groups | None
-    ]  # (run, client) -> memo, where it is another than they know; None: no longer one
+    news: Mapping[tuple[int, int], Groups | None]  # (run, client) -> memo, where they know another; None: it has none
 
 
 class Answer(NamedTuple):
