@@ -28,19 +28,20 @@ class Traces:
     def clear(self) -> None:
         self._steps.clear()
 
-    def learn(self, kind: Hashable, step: Step, sent: Groups, carry: Groups, batch: Batch) -> None:
-        """Trace a step, unless that has been done."""
-        if (kind, batch.x.shape) not in self._steps:
+    def learn(self, kind: Hashable, step: Step, sent: Groups, carry: Groups, batch: Batch) -> Callable[..., list[Tensor]]:
+        """The traced step; traced now, unless that has been done."""
+        key = kind, batch.x.shape
+        if key not in self._steps:
             flat, shape = tree_flatten(carry)
-            self._steps[kind, batch.x.shape] = trimmed(_flat(step, sent, shape), *tree_leaves(sent), *flat, *batch)
+            self._steps[key] = trimmed(_flat(step, sent, shape), *tree_leaves(sent), *flat, *batch)
+        return self._steps[key]
 
     def walk(self, kind: Hashable, step: Step, sent: Groups, carry: Groups, batches: Iterable[Batch]) -> Groups:
         """Tensors lie side by side from the first step to the last: taking nested ones apart takes time, too."""
         given, (flat, shape) = tree_leaves(sent), tree_flatten(carry)
         for batch in batches:
-            if (kind, batch.x.shape) not in self._steps:
-                self.learn(kind, step, sent, tree_unflatten(flat, shape), batch)
-            flat = self._steps[kind, batch.x.shape](*given, *flat, *batch)
+            traced = self._steps.get((kind, batch.x.shape)) or self.learn(kind, step, sent, tree_unflatten(flat, shape), batch)
+            flat = traced(*given, *flat, *batch)
         moved: Groups = tree_unflatten(flat, shape)
         return moved
 
