@@ -626,6 +626,7 @@ CALIBRATION = {
     "emnist-splits": ["FedAvg", "FedGen", "FedDKD"],
     "emnist-letters": ["FedAvg", "FedGen", "FedDKD"],
     "emnist-drawn": ["FedDKD"],
+    "emnist-rate": ["gamma=0.4", "gamma=0.3", "gamma=0.2"],
     "emnist-fedgen": ["FedGen, intended", "FedGen, published"],
 }
 
@@ -728,6 +729,9 @@ def test_findings_on_emnist_quote_the_draws_of_the_split_with_and_without_the_z(
     for method, way in (("FedGen, published", "with it"), ("FedGen, intended", "without")):
         mean = shown(compare(real, "emnist-fedgen", committed), method, "alpha=0.1", "accuracy")[0].split()[0]
         assert f"{mean} % {way}" in why
+    rates = {one.place.method: one.by_seed for one in compare(real, "emnist-rate", committed).cells}
+    eight, none = ([f"{rates[f'gamma={gamma}'][seed]:.2f}" for gamma in (0.3, 0.2)] for seed in (8, 0))
+    assert f"{eight[0]} and {eight[1]} % to {none[0]} and {none[1]} %" in findings["mismatch"][1]["why"]
     drawn = compare(real, "emnist-drawn", committed)
     ours = [shown(drawn, "FedDKD", f"alpha={alpha} drawn", "accuracy")[0].split()[0] for alpha in (0.05, 0.1)]
     assert f"FedDKD comes to {ours[0]} and {ours[1]} %" in shuffling
