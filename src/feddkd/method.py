@@ -52,9 +52,8 @@ class Fold:
     start: Callable[[Model, Groups, Groups], Groups]  # (model, sent, memo) -> carry
     step: Callable[[Model, Groups, Groups, Batch], Groups]  # (model, sent, carry, batch) -> carry
     finish: Finish
-    sums: bool = (
-        False  # the upload is the sum of what each batch by itself would bring, the memo stays: batches may be shared out
-    )
+    # whether the upload is the sum of what each batch by itself would bring, and the memo stays: batches may be shared out
+    sums: bool = False
 
 
 Targets = Callable[[Model, Groups, Batch], Tensor]  # (model, memo, batch) -> targets, held constant

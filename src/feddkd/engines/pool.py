@@ -117,9 +117,9 @@ class Pool(Serial):
 
     def _answer(self, brief: Brief, task: Task) -> Answer:
         """In a worker: one client's turn, or a batch of it."""
-        order, batches = brief.orders[task.order], ALL if task.batch is None else slice(task.batch, task.batch + 1)
+        order, which = brief.orders[task.order], ALL if task.batch is None else slice(task.batch, task.batch + 1)
         memo = self.memos.get((order.run, task.client), self.first_memos[order.run])
-        upload, after = self._ask(self._phases[brief.phase], order, task.client, memo, batches)
+        upload, after = self._ask(self._phases[brief.phase], order, task.client, memo, which)
         kept = retained(after, brief.retain)
         return Answer(upload, {name: None if group is memo.get(name) else group for name, group in kept.items()})
 

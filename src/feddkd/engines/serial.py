@@ -70,12 +70,12 @@ class Serial:
         stacked = {group: stack([upload[group] for upload in uploads]) for group in uploads[0]}
         return Reply(order.cohort, gather(exchange.phase, stacked, examples))
 
-    def _ask(self, phase: Phase, order: Order, client: int, memo: Groups, batches: slice = ALL) -> tuple[Groups, Groups]:
+    def _ask(self, phase: Phase, order: Order, client: int, memo: Groups, which: slice = ALL) -> tuple[Groups, Groups]:
         key = (*order.key, client)
         try:
             with seeded(key, self.federations[order.run].x.device):
                 own = self.federations[order.run]
-                return answer(self.model, phase, order.sent, memo, own, client, key, self.dtype, self._walk, batches)
+                return answer(self.model, phase, order.sent, memo, own, client, key, self.dtype, self._walk, which)
         except InputError:
             raise
         except Exception as error:
@@ -103,8 +103,7 @@ def answer(
     model: Model, phase: Phase, sent: Groups, memo: Groups, federation: Federation, client: int, key: Key, dtype: torch.dtype,
     walk: Walk = step_by_step, which: slice = ALL,
 ) -> tuple[Groups, Groups]:  # fmt: skip
-    """What one client does in one exchange: (upload, memo). `walk` carries a fold from its first batch to its last, of those
-    that are asked for."""
+    """What one client does in an exchange, or with `which` of its batches: (upload, memo). `walk` carries a fold through them."""
     indices = federation.indices(phase.reads.source, client)
     drawn = draw(phase.reads, len(indices), key)
     drawn, numbers = drawn[which], step_keys(key, len(drawn))[which]

@@ -85,8 +85,8 @@ class Counting(Serial):
     def totals(self) -> dict[str, int]:
         return {"communications": len(self.keys), "bytes_up": self.bytes_up, "bytes_down": self.bytes_down}
 
-    def _ask(self, phase: Phase, order: Order, client: int, memo: Groups, batches: slice = ALL) -> tuple[Groups, Groups]:
-        upload, after = super()._ask(phase, order, client, memo, batches)
+    def _ask(self, phase: Phase, order: Order, client: int, memo: Groups, which: slice = ALL) -> tuple[Groups, Groups]:
+        upload, after = super()._ask(phase, order, client, memo, which)
         if client != SERVER and is_the_methods(order):
             self.keys.add(order.key)
             self.bytes_up += bytes_of(upload)
@@ -97,9 +97,9 @@ class Counting(Serial):
 class Unseeded(Serial):
     """A serial engine that leaves torch's generator alone, so that a client that draws from it is found out."""
 
-    def _ask(self, phase: Phase, order: Order, client: int, memo: Groups, batches: slice = ALL) -> tuple[Groups, Groups]:
+    def _ask(self, phase: Phase, order: Order, client: int, memo: Groups, which: slice = ALL) -> tuple[Groups, Groups]:
         world = self.federations[order.run]
-        return answer(self.model, phase, order.sent, memo, world, client, (*order.key, client), self.dtype, which=batches)
+        return answer(self.model, phase, order.sent, memo, world, client, (*order.key, client), self.dtype, which=which)
 
 
 # --- functions that must not change what they are given
