@@ -9,6 +9,7 @@ import gc
 import sys
 import tempfile
 import time
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,8 @@ def resident() -> int:
     """Bytes of memory that this process holds, without what it could give back at once, and its workers."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
-    workers = [pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
-    return 4096 * sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in ("self", *workers))
+    everybody = ["self", *(worker.pid for worker in active_children())]
+    return 4096 * sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in everybody)
 
 
 def soak(engine: str, rounds: int) -> tuple[int, int]:

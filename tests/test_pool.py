@@ -214,7 +214,7 @@ def crews(method: Method, rounds: int) -> set[tuple[int, ...]]:
 
 
 def test_workers_hear_of_memos_that_are_taken_back() -> None:
-    """After a round without memos, and with those of the round before, again what came of it then."""
+    """Every local exchange is done without memos first, and then with those held before: what counts is as on serial."""
     method = parse(f"fedbn({LOCAL}) | {DKD}")
 
     class Undoing(Pool):

@@ -2,8 +2,7 @@
 
 Workers are forked. So they know all that the engine knew at that moment without its being sent: the network, the data, the
 phases (closures, which no pickle carries) and the clients' memos. They are forked anew for a phase they have not seen, once for
-each that a method has, and are told which memos have changed since before they need them. What they have learnt besides (a step's
-traces, a library's plans for a convolution) stays with them.
+each that a method has, and are told of memos that have changed since before they need them. Traces of steps stay with them.
 
 What does travel, weights and memos down and uploads up, lies in anonymous memory files (memfd): no names in /dev/shm that could
 outlive the engine, one open file at a time, and all workers read the same pages.
