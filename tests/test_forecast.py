@@ -40,6 +40,11 @@ def test_what_is_done_is_not_foretold_again() -> None:
     assert told[0].bytes_up == 4 * told[1].bytes_up
 
 
+def test_of_the_first_rounds_alone_no_more_is_foretold() -> None:
+    told = [forecast([tiny()], folder=None, engine="serial", device="cpu", options={}, until=until) for until in (None, 1, 9)]
+    assert told[0].bytes_up == 4 * told[1].bytes_up == told[2].bytes_up
+
+
 def test_an_exchange_takes_what_lies_on_the_line_through_two_trials() -> None:
     few, more = ([Seen(PHASES["test"], seconds, steps, Costs())] for seconds, steps in ((3.0, 2.0), (5.0, 6.0)))
     assert _seconds(few, more, 12.0) == pytest.approx(8.0)

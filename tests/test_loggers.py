@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from feddkd import Experiment, InputError
-from feddkd.commands.progress import Follower
+from feddkd.commands.progress import Follower, bars
 from feddkd.data.batches import Reads, draw
 from feddkd.loggers import LOGGERS, Csv, check_loggers, logging_to, numbers
 from feddkd.record import folder_name
@@ -128,10 +129,25 @@ def test_the_examples_that_are_said_to_be_read_are_read(n: int, size: int, epoch
 
 def test_people_are_told_accuracy_gain_and_images_a_second(tmp_path: Path) -> None:
     make(tmp_path, methods=1, seeds=1, rounds=1)
-    follower = Follower(EXPERIMENT, tmp_path)
+    follower = Follower(EXPERIMENT, tmp_path, 1)
     follower.__dict__["sizes"] = [10, 20, 30]
     said = follower.after(row(1, average_test_accuracy=0.55))
     assert follower.images == 2 * (10 + 30) + 3 * 2 * 4
     assert said.startswith("test 60.0 %, DKD +5.0, ")
     assert said.endswith("images/s")
     assert np.isfinite(float(said.split(", ")[2].split()[0].replace(",", "")))
+
+
+def test_a_run_of_first_rounds_alone_ends_where_these_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / folder_name(EXPERIMENT)
+    folder.mkdir()
+    (folder / "manifest.json").write_text('{"partition": {"sizes": [10, 20, 30]}}')
+    with bars([EXPERIMENT], [tmp_path], torch.device("cpu"), until=2) as follow:
+        on_row = follow(0)
+        on_row(row(1))
+        assert capsys.readouterr().err == ""
+        on_row(row(2))
+    assert capsys.readouterr().err == "fedavg | dkd, seed 0: round 2, test 70.0 %\n"
+    follower = Follower(EXPERIMENT, tmp_path, 2)
+    follower.after(row(2))
+    assert follower.left(row(2)) == "0 s"

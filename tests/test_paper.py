@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scipy.stats import ttest_ind
 
 from feddkd.cli import main
 from feddkd.engines.opening import find_device
@@ -31,7 +32,7 @@ from feddkd.record import folder_name
 from feddkd.recorder import describe
 from feddkd.rounds import Row
 from feddkd.session import Every
-from feddkd.significance import paired, spread
+from feddkd.significance import apart, paired, spread
 
 PAPER = Path(__file__).parent.parent / "papers" / "feddkd"
 
@@ -66,11 +67,11 @@ FedDKD = { method = "fedavg() | dkd(student='eval')" }
 accuracy = { at = "best_validation", column = "test_accuracy", scale = 100, decimals = 1, better = "higher" }
 rounds_to_target = { at = "target", column = "round", better = "lower" }
 """
-CELLS = """table,method,setting,quantity,mean,std,note
-tiny,FedAvg,c=0.5,accuracy,60.0,1.0,
-tiny,FedDKD,c=0.5,accuracy,70.0,1.0,a slip
-tiny,FedAvg,c=0.5,rounds_to_target,3,1,
-tiny,FedDKD,c=0.5,rounds_to_target,1,0,
+CELLS = """table,method,setting,quantity,mean,std,runs,note
+tiny,FedAvg,c=0.5,accuracy,60.0,1.0,,
+tiny,FedDKD,c=0.5,accuracy,70.0,1.0,2,a slip
+tiny,FedAvg,c=0.5,rounds_to_target,3,1,2,
+tiny,FedDKD,c=0.5,rounds_to_target,1,0,2,
 """
 
 
@@ -250,6 +251,30 @@ def test_a_run_that_broke_off_is_final_and_is_not_run_again(paper: Paper) -> Non
     assert (done.runs_done, done.rounds_done) == (2, 6)
 
 
+def test_a_whole_cell_says_how_likely_it_lies_so_far_from_the_printed_one_by_chance(paper: Paper) -> None:
+    runs = runs_of(paper, "FedDKD", [[0.7] * 4, [0.74] * 4]) | runs_of(paper, "FedAvg", [[0.6] * 4, [0.61] * 4])
+    found = compare(paper, "tiny", runs)
+    one = cell(paper, runs, "FedDKD")
+    assert one.chance == apart([70.0, 74.0], 70.0, 1.0, 2)
+    assert f"{one.chance:.2g}" in FORMATS["text"](found)
+    assert next(told["p"] for told in as_json(found)["cells"] if told["ours"] == {"mean": 72.0, "std": 2.0}) == one.chance
+    assert cell(paper, runs, "FedAvg").chance is None  # it is not known how many runs were printed
+    assert cell(paper, runs, "FedDKD@2").chance is None  # nothing was printed
+    assert cell(paper, runs_of(paper, "FedDKD", [[0.7] * 4]), "FedDKD").chance is None  # partial
+    missed = runs_of(paper, "FedAvg", [[0.4, 0.6, 0.6, 0.6], [0.4] * 4])
+    assert cell(paper, missed, "FedAvg", "rounds_to_target").chance is None
+
+
+def test_a_method_that_a_column_has_no_runs_for_is_not_in_it(paper: Paper) -> None:
+    text = TINY.replace("cohort = [0.5, 1.0]", "cohort = [1.0]").replace(', "fedavg(epochs=1) | dkd(steps=1)"', "")
+    (paper.folder / "less.toml").write_text(text, encoding="utf-8")
+    less = TABLES.replace('"tiny.toml", where = { cohort = 1.0 }', '"less.toml"')
+    (paper.folder / "tables.toml").write_text(less, encoding="utf-8")
+    both = read(paper.folder)
+    rows = [cell.place.method for cell in cells(both, both.table("tiny"), {}) if cell.place.setting == "c=1"]
+    assert rows == ["FedAvg", "FedAvg"]  # two quantities
+
+
 def test_a_target_missed_in_a_cell_that_is_not_printed_is_not_called_worse(paper: Paper) -> None:
     one = cell(paper, runs_of(paper, "FedDKD", [[0.4] * 4] * 2), "FedDKD@2", "rounds_to_target")
     assert (one.printed, one.verdict, one.missed) == (None, "not printed", 2)
@@ -332,6 +357,16 @@ def test_seeds_are_paired_and_too_few_of_them_tell_nothing() -> None:
     many = paired({n: n + 1.0 + n / 10 for n in range(6)}, {n: float(n) for n in range(6)})
     assert many is not None
     assert many.wilcoxon_p == pytest.approx(2 / 2**6)
+
+
+def test_what_is_known_by_its_mean_and_deviation_alone_is_tested_as_if_the_numbers_were_there() -> None:
+    ours, theirs = [2.0, 3.5, 4.0], [1.0, 1.5, 3.0, 2.5]
+    assert apart(ours, statistics.fmean(theirs), statistics.pstdev(theirs), 4) == pytest.approx(
+        ttest_ind(ours, theirs, equal_var=False).pvalue, rel=1e-12
+    )
+    assert apart(ours, 2.0, 1.0, 1) is None
+    assert apart([2.0], 2.0, 1.0, 3) is None
+    assert apart([2.0, 2.0], 3.0, 0.0, 3) is None
 
 
 # Records
@@ -855,7 +890,7 @@ def test_the_page_has_tables_figures_and_findings_and_pictures_are_drawn_once(
         return (tmp_path / "page.md").read_text(encoding="utf-8")
 
     written = write()
-    assert "| `tiny` | 2/8 | 9/32 | 4 | 0 | 0 | 2 | 0 | 2 | 0 | - |" in written  # of FedDKD's cells one run is there in part
+    assert "| `tiny` | 2/8 | 9/32 | 4 | 0 | 0 | 2 | 0 | - | 2 | 0 | - |" in written  # of FedDKD's cells one run is there in part
     assert "partial, so far worse" in written
     assert "![Accuracy for communications](pictures/curves.png)" in written
     assert "Partial; 1 of 2 seeds, 1 of 4 rounds: FedDKD (half); nothing yet: FedAvg (all), FedDKD (all)." in written
@@ -875,6 +910,13 @@ def test_the_page_has_tables_figures_and_findings_and_pictures_are_drawn_once(
 def test_the_page_counts_the_columns_and_the_pairs_that_stand_in_the_printed_order(drawn: Paper) -> None:
     slow_and_good, quick = runs_of(drawn, "FedDKD", [[0.4, 0.7, 0.7, 0.7]] * 2), runs_of(drawn, "FedAvg", [[0.6] * 4] * 2)
     assert "| holds in 1 of 2 whole columns, 1 of 2 pairs |" in page(drawn, slow_and_good | quick, "pictures")
+
+
+def test_the_page_counts_the_cells_that_are_unlikely_to_differ_by_chance(drawn: Paper) -> None:
+    near = runs_of(drawn, "FedDKD", [[0.4, 0.7, 0.7, 0.7], [0.4, 0.71, 0.7, 0.7]])
+    far = runs_of(drawn, "FedDKD", [[0.4, 0.1, 0.1, 0.1], [0.41, 0.1, 0.1, 0.1]])
+    assert "| 0 of 1 |" in page(drawn, near, "pictures")  # the printed rounds to the target, and ours, have no spread
+    assert "| 1 of 1 |" in page(drawn, far, "pictures")
 
 
 # The commands

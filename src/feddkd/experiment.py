@@ -66,6 +66,10 @@ class Experiment:
         cohort_size(self.cohort, self.clients, self.min_clients)
         self.canonical  # noqa: B018  # so that every text is read, and complained of, now
 
+    def length(self, until: int | None) -> int:
+        """Its rounds, where no more of them are wanted than so many."""
+        return self.rounds if until is None else min(until, self.rounds)
+
     @cached_property
     def parsed_method(self) -> Method:
         method = parse(self.method)

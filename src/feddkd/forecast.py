@@ -82,9 +82,10 @@ class Watched:
 
 
 def forecast(
-    experiments: Sequence[Experiment], *, folder: Path | None, engine: str, device: str, options: Mapping[str, Any], done: int = 0
-) -> Forecast:
-    """Of experiments that differ in their seed alone, after so many rounds that are done already."""
+    experiments: Sequence[Experiment], *, folder: Path | None, engine: str, device: str, options: Mapping[str, Any],
+    done: int = 0, until: int | None = None,
+) -> Forecast:  # fmt: skip
+    """Of experiments that differ in their seed alone: the rounds after those that are done already, or some of them."""
     first, place = experiments[0], find_device(device)
     prepared = [prepare(experiment, folder) for experiment in experiments]
     model, dtype = prepared[0].model, DTYPES[first.dtype]
@@ -99,9 +100,10 @@ def forecast(
     finally:
         host.close()
     sizes = [len(federation.indices("train", client)) for federation in federations for client in range(first.clients)]
-    counts = Counter(id(exchange.phase) for t in range(done + 1, first.rounds + 1) for exchange in method.plan(t))
+    rounds = range(done + 1, first.length(until) + 1)
+    counts = Counter(id(exchange.phase) for t in rounds for exchange in method.plan(t))
     # once: choosing and compiling; in every round: evaluation, and what the server does besides
-    seconds = few.first + (first.rounds - done) * (sum(seen.seconds for seen in few.others) + min(few.besides, more.besides))
+    seconds = few.first + len(rounds) * (sum(seen.seconds for seen in few.others) + min(few.besides, more.besides))
     up = down = 0
     for phase, short, long in zip(method.phases, few.phases, more.phases, strict=True):
         if short and long:

@@ -1,4 +1,4 @@
-"""How sure a mean is, and a difference between two methods that ran with the same seeds."""
+"""How sure a mean is, and a difference: between two methods that ran with the same seeds, or to a printed number."""
 
 import math
 import statistics
@@ -48,6 +48,17 @@ def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Paired | N
     if not differences:
         return None
     return Paired(spread(differences), sum(one > 0 for one in differences), _t_test(differences), _wilcoxon(differences))
+
+
+def apart(ours: Sequence[float], mean: float, population_std: float, n: int) -> float | None:
+    """How likely our numbers and n others, known by their mean and deviation alone, would lie so far apart if both came from one
+    place: Welch's t-test. None where there are too few, or none of them differ."""
+    if min(len(ours), n) < 2 or (population_std == 0 and statistics.stdev(ours) == 0):
+        return None
+    from scipy.stats import ttest_ind_from_stats
+
+    others = mean, population_std * math.sqrt(n / (n - 1)), n
+    return float(ttest_ind_from_stats(statistics.fmean(ours), statistics.stdev(ours), len(ours), *others, equal_var=False).pvalue)
 
 
 def _t_test(differences: Sequence[float]) -> float | None:

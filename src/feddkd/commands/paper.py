@@ -70,7 +70,8 @@ def paper_table(
     """A table: the printed cell, ours, the difference, runs and rounds it rests on, a verdict; the order of the methods; tests.
 
     A mean lies "within the printed spread" if it is no further from the printed mean than the printed standard deviation.
-    What rests on fewer runs or rounds than the paper's is called partial.
+    What rests on fewer runs or rounds than the paper's is called partial. p is how likely the two means would lie so far apart by
+    chance if both were of one experiment (Welch's t-test), where the printed number of runs is known.
     """
     if format_ not in (*FORMATS, "json"):
         raise InputError(f"unknown format {format_!r}; there are: {choices((*FORMATS, 'json'))}")

@@ -27,6 +27,7 @@ class Follower:
 
     experiment: Experiment
     place: Path
+    last: int  # round that it is to reach
     began: float = field(default_factory=time.perf_counter)
     images: int = 0
     rounds: int = 0
@@ -53,7 +54,7 @@ class Follower:
         return f"test {100 * row['test_accuracy']:.1f} %{gain}, {self.images / self.seconds:,.0f} images/s"
 
     def left(self, row: Row) -> str:
-        return clock(self.seconds / self.rounds * (self.experiment.rounds - row["round"]))
+        return clock(self.seconds / self.rounds * (self.last - row["round"]))
 
     @property
     def seconds(self) -> float:
@@ -67,7 +68,7 @@ def title(experiment: Experiment) -> str:
 
 @contextmanager
 def bars(
-    experiments: Sequence[Experiment], places: Sequence[Path], device: torch.device
+    experiments: Sequence[Experiment], places: Sequence[Path], device: torch.device, until: int | None = None
 ) -> Iterator[Callable[[int], Callable[[Row], None]]]:
     """A bar for each run and one for all; where standard error is no terminal, a line now and then and one at a run's end."""
     quiet = not sys.stderr.isatty()
@@ -75,11 +76,11 @@ def bars(
     columns = name, BarColumn(), MofNCompleteColumn(), note, TimeRemainingColumn()
     with Progress(*columns, console=console(stderr=True), disable=quiet) as progress:
         sweep = len(experiments) > 1
-        whole = progress.add_task("all runs", total=sum(e.rounds for e in experiments), note="", visible=sweep)
+        whole = progress.add_task("all runs", total=sum(e.length(until) for e in experiments), note="", visible=sweep)
 
         def follow(at: int) -> Callable[[Row], None]:
-            run, named = Follower(experiments[at], places[at]), title(experiments[at])
-            task = progress.add_task(named, total=run.experiment.rounds, note="")
+            run, named = Follower(experiments[at], places[at], experiments[at].length(until)), title(experiments[at])
+            task = progress.add_task(named, total=run.last, note="")
             last = time.perf_counter()
 
             def on_row(row: Row) -> None:
@@ -87,11 +88,11 @@ def bars(
                 note, before = run.after(row), progress.tasks[task].completed
                 progress.update(task, completed=row["round"], note=note)
                 progress.update(whole, advance=row["round"] - before, note=_memory(device))
-                if quiet and row["round"] == run.experiment.rounds:
+                if quiet and row["round"] == run.last:
                     print(f"{named}: round {row['round']}, {note.partition(',')[0]}", file=sys.stderr)
                 elif quiet and time.perf_counter() - last > QUIET:
                     last = time.perf_counter()
-                    where = f"round {row['round']} of {run.experiment.rounds}"
+                    where = f"round {row['round']} of {run.last}"
                     print(f"{named}: {where}, {note}, {_memory(device)}, {run.left(row)} left", file=sys.stderr)
 
             return on_row

@@ -60,8 +60,8 @@ def run_all(
     every = Every(every_rounds, every_minutes)
     if threads is not None:
         torch.set_num_threads(threads)
-    if dry or (device == "cpu" and sum(experiment.rounds for experiment in experiments) >= LONG):
-        told = plan(experiments, places, fresh=fresh, folder=data, engine=engine, device=device, options=options)
+    if dry or (device == "cpu" and sum(experiment.length(until) for experiment in experiments) >= LONG):
+        told = plan(experiments, places, fresh=fresh, until=until, folder=data, engine=engine, device=device, options=options)
         console(stderr=as_json or not dry).print(planned(told))
         if dry:
             if as_json:
@@ -74,18 +74,19 @@ def run_all(
             options=options, every=every, fresh=fresh, until=until, on_row=on_row,
         )  # fmt: skip
 
-    watch_all(experiments, places, lock_step(experiments, places), do, as_json, device, log or ())
+    watch_all(experiments, places, lock_step(experiments, places), do, as_json, device, log or (), until)
 
 
 def watch_all(
     experiments: list[Experiment], places: list[Path], groups: list[list[int]],
     do: Callable[[list[int], OnRow], list[dict[str, Any]]], as_json: bool, device: str = "cpu", log: Sequence[str] = (),
+    until: int | None = None,
 ) -> None:  # fmt: skip
     """Do one group of experiments after another, show how far they are, and at the end what came out."""
     check_loggers(log)
     done: dict[int, dict[str, Any]] = {}
     level = logging.WARNING if as_json else logging.INFO
-    with bars(experiments, places, find_device(device)) as follow, _telling(level):
+    with bars(experiments, places, find_device(device), until) as follow, _telling(level):
         for group in groups:
             with ExitStack() as open_ones:
                 tell = [_both(follow(at), logging_to(log, experiments[at], places[at], open_ones)) for at in group]

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from feddkd.experiment import Experiment
-from feddkd.papers.definitions import Definition, Paper, Place, Printed, Quantity, length
+from feddkd.papers.definitions import Definition, Paper, Place, Printed, Quantity
 from feddkd.papers.runs import Run, Runs
 from feddkd.rounds import Row
+from feddkd.significance import apart
 from feddkd.summary import mean_and_std
 
 NOTHING, PARTIAL, UNPRINTED, WITHIN = "nothing yet", "partial", "not printed", "within the printed spread"
@@ -107,6 +108,13 @@ class Cell:
         return {one.seed: math.fsum(one.values) / len(one.values) for one in self.readings if one.settled and one.values}
 
     @property
+    def chance(self) -> float | None:
+        """How likely ours and the printed cell would lie so far apart by chance; None where one of the two is not known whole."""
+        if self.printed is None or self.printed.runs is None or not self.complete or self.missed:
+            return None
+        return apart(list(self.by_seed.values()), float(self.printed.mean), float(self.printed.std), self.printed.runs)
+
+    @property
     def verdict(self) -> str:
         if not self.readings:
             return NOTHING
@@ -129,9 +137,9 @@ class Cell:
 
 def cells(paper: Paper, table: Definition, runs: Runs) -> list[Cell]:
     """All cells of a table, quantity by quantity, setting by setting."""
-    lines = [(setting, method) for setting in table.settings for method in table.methods]
-    behind = {line: paper.behind(table, *line) for line in lines}
-    places = [Place(table.name, method, setting, quantity) for quantity in table.quantities for setting, method in lines]
+    lines = {(setting, method): paper.behind(table, setting, method) for setting in table.settings for method in table.methods}
+    behind = {line: experiments for line, experiments in lines.items() if experiments}  # not every method is in every column
+    places = [Place(table.name, method, setting, quantity) for quantity in table.quantities for setting, method in behind]
     return [_cell(paper, table, place, behind[place.setting, place.method], runs) for place in places]
 
 
@@ -140,13 +148,13 @@ def _cell(paper: Paper, table: Definition, place: Place, behind: Sequence[Experi
     readings = [_reading(runs[one.digest], one, quantity, most) for one in behind if one.digest in runs]
     furthest = max((reading.rounds for reading in readings), default=0)
     level = [reading for reading in readings if reading.settled or reading.rounds == furthest]  # no mean over long and short runs
-    rounds = sum(length(one, most) for one in behind)
+    rounds = sum(one.length(most) for one in behind)
     return Cell(place, quantity, paper.cell(table, place), level, len(behind), rounds)
 
 
 def _reading(run: Run, experiment: Experiment, quantity: Quantity, most: int | None) -> Reading:
     """The target is the wanted experiment's: it changes no number of a run, so the run may have been told another."""
-    rows, whole = run.rounds[:most], length(experiment, most)
+    rows, whole = run.rounds[:most], experiment.length(most)
     found = AT[quantity.at](rows, experiment.target)
     settled = run.reaches(whole) or (quantity.at == "target" and bool(found))
     values = [quantity.read(row) for row in found]

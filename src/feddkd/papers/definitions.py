@@ -32,6 +32,7 @@ class Printed:
     mean: str
     std: str
     note: str = ""
+    runs: int | None = None  # that it rests on, where that is known
 
     def __str__(self) -> str:
         return f"{self.mean} ± {self.std}"
@@ -78,11 +79,6 @@ class Line:
         return len(self.calls) == len(found) and all(
             one.name == other.name and set(one.given) <= set(other.complete) for one, other in zip(self.calls, found, strict=True)
         )
-
-
-def length(experiment: Experiment, most: int | None) -> int:
-    """How many rounds of an experiment are wanted."""
-    return experiment.rounds if most is None else min(most, experiment.rounds)
 
 
 @dataclass(frozen=True)
@@ -196,9 +192,12 @@ def _definition(name: str, table: Mapping[str, Any]) -> Definition:
     return Definition(**{"name": name, **table, **parts})
 
 
+def _printed(row: Mapping[str, str]) -> Printed:
+    return Printed(row["mean"], row["std"], row["note"], int(row["runs"]) if row["runs"] else None)
+
+
 def _cells(file: Path) -> dict[Place, Printed]:
     with file.open(encoding="utf-8", newline="") as lines:
         return {
-            Place(row["table"], row["method"], row["setting"], row["quantity"]): Printed(row["mean"], row["std"], row["note"])
-            for row in csv.DictReader(lines)
+            Place(row["table"], row["method"], row["setting"], row["quantity"]): _printed(row) for row in csv.DictReader(lines)
         }

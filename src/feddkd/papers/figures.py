@@ -104,7 +104,7 @@ def missing(figure: Figure | Definition, experiments: Sequence[Experiment], runs
 
     def there(one: Experiment) -> bool:
         run = runs.get(one.digest)
-        return run is not None and run.reaches(min(until or one.rounds, one.rounds)) and not stale(figure, run)
+        return run is not None and run.reaches(one.length(until)) and not stale(figure, run)
 
     return [one for one in experiments if not there(one)]
 

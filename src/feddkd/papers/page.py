@@ -16,9 +16,11 @@ from feddkd.papers.status import Progress, progress
 
 HEAD = """# The paper, reproduced
 
-Written by `feddkd paper report` (`make reproduction`) from the records in `papers/feddkd/results`, as they came out; a test holds
-it to them. *Within* means: no further from the printed mean than the printed standard deviation. What rests on fewer runs or
-rounds than the paper's is *partial*. [papers/feddkd](../papers/feddkd/README.md) tells which command made which record."""
+Written by `feddkd paper report` (`make reproduction`) from the records in `papers/feddkd/results`, as they came out; a test
+holds it to them. *Within* means: no further from the printed mean than the printed standard deviation. What rests on fewer
+runs or rounds than the paper's is *partial*. *p* is how likely ours and the printed mean would lie so far apart by chance if
+both were of one experiment (Welch's t-test; the printed side by its mean, deviation and number of runs).
+[papers/feddkd](../papers/feddkd/README.md) tells which command made which record."""
 GLANCE = (
     "table",
     "runs",
@@ -28,6 +30,7 @@ GLANCE = (
     "better",
     "worse",
     "above or below",
+    "p < 0.05",
     "partial",
     "nothing yet",
     "order of the methods",
@@ -55,10 +58,12 @@ def _counted(found: Comparison, done: Progress) -> list[str]:
     whole = [order for order in found.orders if order.complete]
     pairs, swapped = sum(order.pairs for order in whole), sum(len(order.swapped) for order in whole)
     held = f"holds in {sum(order.holds for order in whole)} of {len(whole)} whole columns, {pairs - swapped} of {pairs} pairs"
-    numbers = [verdicts[name] for name in ("within", "better", "worse", "above or below", PARTIAL, NOTHING)]
+    chances = [cell.chance for cell in printed if cell.chance is not None]
+    unlikely = f"{sum(chance < 0.05 for chance in chances)} of {len(chances)}" if chances else "-"
+    numbers = [len(printed), *(verdicts[name] for name in ("within", "better", "worse", "above or below"))]
     return [
         f"`{found.table.name}`", f"{done.runs_done}/{done.runs_wanted}", f"{done.rounds_done}/{done.rounds_wanted}",
-        *map(str, [len(printed), *numbers]), held if whole else "-",
+        *map(str, numbers), unlikely, str(verdicts[PARTIAL]), str(verdicts[NOTHING]), held if whole else "-",
     ]  # fmt: skip
 
 

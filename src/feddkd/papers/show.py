@@ -11,7 +11,7 @@ from feddkd.papers.definitions import Definition, Paper
 from feddkd.papers.runs import Runs
 from feddkd.significance import Paired, Spread, paired, spread
 
-HEADINGS = ("setting", "method", "quantity", "printed", "ours", "difference", "runs", "rounds", "verdict")
+HEADINGS = ("setting", "method", "quantity", "printed", "ours", "difference", "p", "runs", "rounds", "verdict")
 SPREADS = ("setting", "method", "quantity", "seeds", "mean", "median", "std (population)", "std (sample)", "95 % interval")
 TESTS = ("setting", "lead against", "quantity", "seeds", "higher in", "difference", "95 % interval", "p (t)", "p (Wilcoxon)")
 
@@ -99,6 +99,7 @@ def _cell_json(cell: Cell) -> dict[str, Any]:
         "printed": None if cell.printed is None else asdict(cell.printed),
         "ours": ours,
         "difference": cell.difference,
+        "p": cell.chance,
         "runs": len(cell.readings),
         "runs_wanted": cell.runs_wanted,
         "rounds": cell.rounds,
@@ -146,6 +147,7 @@ def _line(cell: Cell) -> list[str]:
         "-" if cell.printed is None else f"{cell.printed}{'*' if cell.printed.note else ''}",
         ours,
         "-" if cell.difference is None else f"{cell.difference:+.{digits}f}",
+        _chance(cell.chance),
         f"{len(cell.readings)}/{cell.runs_wanted}",
         f"{cell.rounds}/{cell.rounds_wanted}",
     ]
@@ -189,19 +191,23 @@ def _spread_line(cell: Cell, one: Spread) -> list[str]:
 
 def _test_line(cell: Cell, test: Paired) -> list[str]:
     show, gap = _shown(cell, "+"), test.difference
-    chances = ["-" if p is None else f"{p:.2g}" for p in (test.t_p, test.wilcoxon_p)]
     return [
         *_where(cell).values(),
         str(gap.n),
         str(test.wins),
         show(gap.mean),
         _interval(show(gap.low), show(gap.high)),
-        *chances,
+        _chance(test.t_p),
+        _chance(test.wilcoxon_p),
     ]
 
 
 def _shown(cell: Cell, sign: str = "") -> Callable[[float | None], str]:
     return lambda number: "-" if number is None else f"{number:{sign}.{max(cell.quantity.decimals, 1)}f}"
+
+
+def _chance(p: float | None) -> str:
+    return "-" if p is None else f"{p:.2g}"
 
 
 def _interval(low: str, high: str) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from feddkd.experiment import Experiment
-from feddkd.papers.definitions import Paper, length
+from feddkd.papers.definitions import Paper
 from feddkd.papers.runs import Run, Runs
 
 
@@ -23,7 +23,7 @@ class Progress:
 
 def progress(paper: Paper, runs: Runs) -> list[Progress]:
     """A line for each table, and one for all together: tables share runs."""
-    wanted = {name: [(one, length(one, table.most())) for one in paper.wanted(table)] for name, table in paper.tables.items()}
+    wanted = {name: [(one, one.length(table.most())) for one in paper.wanted(table)] for name, table in paper.tables.items()}
     by_length = sorted((each for some in wanted.values() for each in some), key=lambda each: each[1])
     together = {one.digest: (one, rounds) for one, rounds in by_length}  # the longest is the one that stays
     pace = Pace(runs.values())
