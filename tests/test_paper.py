@@ -268,11 +268,23 @@ def test_a_whole_cell_says_how_likely_it_lies_so_far_from_the_printed_one_by_cha
 def test_a_method_that_a_column_has_no_runs_for_is_not_in_it(paper: Paper) -> None:
     text = TINY.replace("cohort = [0.5, 1.0]", "cohort = [1.0]").replace(', "fedavg(epochs=1) | dkd(steps=1)"', "")
     (paper.folder / "less.toml").write_text(text, encoding="utf-8")
-    less = TABLES.replace('"tiny.toml", where = { cohort = 1.0 }', '"less.toml"')
-    (paper.folder / "tables.toml").write_text(less, encoding="utf-8")
-    both = read(paper.folder)
-    rows = [cell.place.method for cell in cells(both, both.table("tiny"), {}) if cell.place.setting == "c=1"]
-    assert rows == ["FedAvg", "FedAvg"]  # two quantities
+    (paper.folder / "tables.toml").write_text(TABLES.replace('"tiny.toml", where = { cohort = 1.0 }', '"less.toml"'))
+    less = read(paper.folder)
+    runs = runs_of(less, "FedDKD", [[0.7] * 4, [0.9] * 4])
+    for setting in ("c=0.5", "c=1"):
+        runs |= runs_of(less, "FedAvg", [[0.6] * 4, [0.7] * 4], setting)
+    found = compare(less, "tiny", runs)
+    assert [cell.place.method for cell in found.cells if cell.place.setting == "c=1"] == ["FedAvg", "FedAvg"]  # two quantities
+    assert [cell.place.setting for cell, _ in found.tests] == ["c=0.5"]  # where there is a lead to test
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "name"), [("cohort = 0.5", "cohort = 0.75", "c=0.5"), ('"fedavg()"', '"fedprox()"', "FedAvg")]
+)
+def test_columns_and_methods_without_any_experiment_are_mistakes(paper: Paper, right: str, wrong: str, name: str) -> None:
+    (paper.folder / "tables.toml").write_text(TABLES.replace(right, wrong), encoding="utf-8")
+    with pytest.raises(InputError, match=f"table 'tiny': there are no experiments for '{name}'"):
+        compare(read(paper.folder), "tiny", {})
 
 
 def test_a_target_missed_in_a_cell_that_is_not_printed_is_not_called_worse(paper: Paper) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+from feddkd.errors import InputError
 from feddkd.experiment import Experiment
 from feddkd.papers.definitions import Definition, Paper, Place, Printed, Quantity
 from feddkd.papers.runs import Run, Runs
@@ -139,6 +140,9 @@ def cells(paper: Paper, table: Definition, runs: Runs) -> list[Cell]:
     """All cells of a table, quantity by quantity, setting by setting."""
     lines = {(setting, method): paper.behind(table, setting, method) for setting in table.settings for method in table.methods}
     behind = {line: experiments for line, experiments in lines.items() if experiments}  # not every method is in every column
+    for name in (*table.settings, *table.methods):
+        if not any(name in line for line in behind):
+            raise InputError(f"table {table.name!r}: there are no experiments for {name!r}")
     places = [Place(table.name, method, setting, quantity) for quantity in table.quantities for setting, method in behind]
     return [_cell(paper, table, place, behind[place.setting, place.method], runs) for place in places]
 

@@ -38,9 +38,10 @@ class Comparison:
 
     @cached_property
     def tests(self) -> list[tuple[Cell, Paired]]:
-        """The lead against each other method of the same column; first parts of long runs are no methods of their own."""
+        """The lead against each other method of a column that it is in; first parts of long runs are no methods of their own."""
         leads = {self._column(cell): cell for cell in self._tested if cell.place.method == self.table.lead}
-        others = [cell for cell in self._tested if cell.place.method in set(self.table.whole) - {self.table.lead}]
+        names = set(self.table.whole) - {self.table.lead}
+        others = [cell for cell in self._tested if cell.place.method in names and self._column(cell) in leads]
         made = [(cell, paired(leads[self._column(cell)].by_seed, cell.by_seed)) for cell in others]
         return [(cell, test) for cell, test in made if test is not None]
 
