@@ -260,9 +260,10 @@ def test_a_whole_cell_says_how_likely_it_lies_so_far_from_the_printed_one_by_cha
     assert next(told["p"] for told in as_json(found)["cells"] if told["ours"] == {"mean": 72.0, "std": 2.0}) == one.chance
     assert cell(paper, runs, "FedAvg").chance is None  # it is not known how many runs were printed
     assert cell(paper, runs, "FedDKD@2").chance is None  # nothing was printed
-    assert cell(paper, runs_of(paper, "FedDKD", [[0.7] * 4]), "FedDKD").chance is None  # partial
-    missed = runs_of(paper, "FedAvg", [[0.4, 0.6, 0.6, 0.6], [0.4] * 4])
-    assert cell(paper, missed, "FedAvg", "rounds_to_target").chance is None
+    assert replace(one, runs_wanted=3).chance is None  # partial
+    missed = replace(one, readings=[*one.readings, Reading(2, [], 4, True)], runs_wanted=3)
+    assert missed.complete
+    assert missed.chance is None
 
 
 def test_a_method_that_a_column_has_no_runs_for_is_not_in_it(paper: Paper) -> None:
@@ -665,6 +666,8 @@ def test_the_committed_cifar_results_are_the_readmes(real: Paper, committed: Run
 CALIBRATION = {
     "femnist-classes": ["FedDKD@60", "FedAvg@60"],
     "femnist-momentum": ["FedDKD@60", "FedAvg@60"],
+    "femnist-half": ["FedDKD"],
+    "femnist-options": ["FedDKD@20"],
     "cifar10-images": ["FedDKD@80", "FedAvg@80"],
     "cifar10-splits": ["FedDKD@40", "FedAvg@40"],
     "cifar10-options": ["FedDKD@30", "FedAvg@30"],
@@ -712,6 +715,35 @@ def test_femnist_is_as_printed_if_each_client_draws_its_classes_and_better_if_cl
     assert verdicts(["femnist-exact"], [*baselines, "FedDKD", "FedDKD_MAX"]) == {"better": 45}
 
 
+def test_chance_explains_how_far_femnist_lies_from_the_printed_cells(real: Paper, committed: Runs, readme: str) -> None:
+    def unlikely(*tables: str) -> tuple[list[str], int]:
+        found = [(c.place.quantity, c.chance) for table in tables for c in compare(real, table, committed).cells]
+        known = [(quantity, chance) for quantity, chance in found if chance is not None]
+        return [quantity for quantity, chance in known if chance < 0.05], len(known)
+
+    assert unlikely("femnist-accuracy", "femnist-target") == (["round"] * 4, 164)
+    front = (PAPER.parent.parent / "README.md").read_text(encoding="utf-8")
+    assert "Of all 164 printed figures of FEMNIST whose runs are whole" in front
+    assert "(Welch's t-test, p < 0.05) in four" in front
+    exact, of = unlikely("femnist-exact")
+    assert f"in {len(exact)} of {of} with disjoint clients" in readme
+
+
+def test_on_other_draws_of_the_split_feddkd_takes_as_many_rounds_as_printed(real: Paper, committed: Runs, readme: str) -> None:
+    found = compare(real, "femnist-draws", committed)
+    rounds = next(iter(found.cells)).by_seed
+    assert sorted(rounds) == list(range(9))
+    assert shown(found, "FedDKD", "c=0.75,E=5", "rounds_to_target") == ("15 ± 2", "13 ± 2")
+    told = "; ".join(", ".join(f"{rounds[seed]:.0f}" for seed in some) for some in (range(3), range(3, 9)))
+    (line,) = [line for line in readme.splitlines() if line.startswith("| `femnist-draws`,")]
+    assert f"{told}; 15 ± 2" in line
+    mean = statistics.fmean(rounds[seed] for seed in range(3, 9))
+    assert f"on six other draws of the split in round {mean:.0f}" in (PAPER / "findings.toml").read_text(encoding="utf-8")
+    half = compare(real, "femnist-half", committed)
+    (line,) = [line for line in readme.splitlines() if line.startswith("| `femnist-half`,")]
+    assert "; ".join(shown(half, "FedDKD", f"c={c},E=5", "rounds_to_target")[0] for c in (0.5, 0.75)) in line
+
+
 def test_findings_on_calibration_quote_the_tables(real: Paper, committed: Runs) -> None:
     findings = tomllib.loads((PAPER / "findings.toml").read_text(encoding="utf-8"))
     said = {one["question"]: one.get("showed", "") for one in findings["open"]}
@@ -726,6 +758,8 @@ def test_findings_on_calibration_quote_the_tables(real: Paper, committed: Runs) 
     quotes('"6 of 26 classes"', "femnist-classes", ("FedDKD@60", "independent"), ("FedDKD@60", "exact"))
     momenta = [(f"{method}@60, {size}", "c=0.5,E=5") for method in ("FedDKD", "FedAvg") for size in ("0.1", "0.5", "0.9")]
     quotes("Momentum on FEMNIST", "femnist-momentum", *momenta)
+    quotes("Optimiser of DKD", "femnist-options", ("FedDKD@20", "32x32"), ("FedDKD@20, DKD with momentum 0.5", "32x32"))
+    quotes("FEMNIST geometry", "femnist-options", ("FedDKD@20", "32x32"), ("FedDKD@20", "28x28"))
     both = ("FedDKD", "FedAvg")
     quotes("CIFAR's images", "cifar10-images", *((f"{m}@80", s) for m in both for s in ("none", "flips", "flips and crops")))
     splits = ("alpha=0.1", "alpha=0.1, balanced", "alpha=0.5")
