@@ -667,6 +667,7 @@ CALIBRATION = {
     "femnist-classes": ["FedDKD@60", "FedAvg@60"],
     "femnist-momentum": ["FedDKD@60", "FedAvg@60"],
     "femnist-half": ["FedDKD"],
+    "femnist-draws-60": ["FedDKD@60"],
     "femnist-options": ["FedDKD@20"],
     "cifar10-images": ["FedDKD@80", "FedAvg@80"],
     "cifar10-splits": ["FedDKD@40", "FedAvg@40"],
@@ -729,7 +730,9 @@ def test_chance_explains_how_far_femnist_lies_from_the_printed_cells(real: Paper
     assert f"in {len(exact)} of {of} with disjoint clients" in readme
 
 
-def test_on_other_draws_of_the_split_feddkd_takes_as_many_rounds_as_printed(real: Paper, committed: Runs, readme: str) -> None:
+def test_on_other_draws_of_the_split_feddkd_is_as_quick_as_printed_but_not_as_accurate(
+    real: Paper, committed: Runs, readme: str
+) -> None:
     found = compare(real, "femnist-draws", committed)
     rounds = next(iter(found.cells)).by_seed
     assert sorted(rounds) == list(range(9))
@@ -738,7 +741,18 @@ def test_on_other_draws_of_the_split_feddkd_takes_as_many_rounds_as_printed(real
     (line,) = [line for line in readme.splitlines() if line.startswith("| `femnist-draws`,")]
     assert f"{told}; 15 ± 2" in line
     mean = statistics.fmean(rounds[seed] for seed in range(3, 9))
-    assert f"on six other draws of the split in round {mean:.0f}" in (PAPER / "findings.toml").read_text(encoding="utf-8")
+    findings = (PAPER / "findings.toml").read_text(encoding="utf-8")
+    assert f"on six other draws of the split in round {mean:.0f}" in findings
+    assert f"on six others FedDKD reaches the target at c = 0.75 in round {mean:.0f}" in findings
+    (sixty,) = compare(real, "femnist-draws-60", committed).cells
+    assert sixty.ours is not None
+    assert sixty.chance is not None
+    assert f"p = {sixty.chance:.3f} (" in readme
+    level, best = (100 * sixty.ours[0], 100 * sixty.ours[1]), 100 * max(sixty.by_seed.values())
+    assert (
+        "{:.2f} ± {:.2f} %, printed 92.57 ± 0.06 (table `femnist-draws-60`, p = {:.3f})".format(*level, sixty.chance) in findings
+    )
+    assert f"of which the best has {best:.2f} %" in findings
     half = compare(real, "femnist-half", committed)
     (line,) = [line for line in readme.splitlines() if line.startswith("| `femnist-half`,")]
     assert "; ".join(shown(half, "FedDKD", f"c={c},E=5", "rounds_to_target")[0] for c in (0.5, 0.75)) in line
