@@ -667,6 +667,7 @@ CALIBRATION = {
     "femnist-classes": ["FedDKD@60", "FedAvg@60"],
     "femnist-momentum": ["FedDKD@60", "FedAvg@60"],
     "femnist-half": ["FedDKD"],
+    "femnist-half-40": ["FedDKD@40"],
     "femnist-draws-60": ["FedDKD@60"],
     "femnist-options": ["FedDKD@20"],
     "cifar10-images": ["FedDKD@80", "FedAvg@80"],
@@ -772,6 +773,8 @@ def test_findings_on_calibration_quote_the_tables(real: Paper, committed: Runs) 
     quotes('"6 of 26 classes"', "femnist-classes", ("FedDKD@60", "independent"), ("FedDKD@60", "exact"))
     momenta = [(f"{method}@60, {size}", "c=0.5,E=5") for method in ("FedDKD", "FedAvg") for size in ("0.1", "0.5", "0.9")]
     quotes("Momentum on FEMNIST", "femnist-momentum", *momenta)
+    quotes("Momentum on FEMNIST", "femnist-half-40", *((f"FedDKD@40, {size}", "c=0.5,E=5") for size in ("0.1", "0.5")))
+    quotes("Momentum on FEMNIST", "femnist-accuracy", ("FedDKD@60", "c=0.5,E=5"))
     quotes("Optimiser of DKD", "femnist-options", ("FedDKD@20", "32x32"), ("FedDKD@20, DKD with momentum 0.5", "32x32"))
     quotes("FEMNIST geometry", "femnist-options", ("FedDKD@20", "32x32"), ("FedDKD@20", "28x28"))
     both = ("FedDKD", "FedAvg")
