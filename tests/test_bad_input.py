@@ -56,7 +56,7 @@ def run(feddkd: Feddkd, *settings: str) -> Done:
         ({"y_train": np.arange(60) - 1}, "labels must lie in 0..99999; these lie in -1..58"),
         ({"y_train": np.full(60, 10**9)}, "labels must lie in"),
         ({"y_train": np.arange(60) / 7}, "whole numbers"),
-        ({"y_train": np.arange(59)}, "60 images need labels of shape (60,), not (59,)"),
+        ({"y_train": np.arange(59)}, "60 examples need labels of shape (60,), not (59,)"),
         ({"x_train": IMAGES[:4], "y_train": np.arange(4)}, "5 clients cannot share 4 training examples"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -38,6 +38,7 @@ OTHER: list[dict[str, Any]] = [
     {"data": "generated_digits()"},
     {"partition": "dirichlet(alpha=0.2)"},
     {"model": "mlp(hidden='65')"},
+    {"initial": "weights.safetensors", "initial_sha256": "0" * 64},
     {"clients": 11},
     {"cohort": 9},
     {"cohort": 1},

@@ -106,7 +106,9 @@ def test_clients_with_tests_of_their_own_are_tested_on_them_and_the_server_on_al
     assert (own >= 1438).all()
     assert np.array_equal(federation.indices("test", SERVER), federation.test)
     assert np.array_equal(federation.indices("train", 1), federation.train[1])
-    assert np.array_equal(federation.indices("validation", 1), federation.validation)
+    own = federation.indices("validation", 1)
+    assert set(own) < set(federation.validation)
+    assert np.array_equal(federation.indices("validation", SERVER), federation.validation)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,8 @@ REGISTRIES: dict[str, Registry[Any]] = {
     "transforms": TRANSFORMS,
     "sources": SOURCES,
 }
-TEXTS = {"hidden": ["", "8", "64,32"], "domains": ["mnist", "svhn,usps"], "path": ["a.npz", "it's \\ odd.npz"], "label": ["kind"]}
+TEXTS = {"hidden": ["", "8", "64,32"], "domains": ["mnist", "svhn,usps"], "path": ["a.npz", "it's \\ odd.npz"], "label": ["kind"],
+         "names": ["head.*", "*.bias, 0.weight"]}  # fmt: skip
 NOT_DRAWN = {"saved", "domains"}  # a file must be there; has no options
 
 

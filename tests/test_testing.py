@@ -25,11 +25,14 @@ SMALL = Local(epochs=1, batch_size=8)
 FIRST = "fedavg(epochs=1, batch_size=8)"
 
 
+NAMES = {"private": ["names='*.bias'"]}  # tensors that both small networks have
+
+
 def small(name: str) -> str:
     """A method with small numbers in place of large ones: batches of eight, and two of everything else that is counted."""
     options = METHODS.options(name)
     counts = {key: value for key, value in options.items() if type(value) is int and value > 2}
-    written = ", ".join(f"{key}={8 if 'batch' in key else 2}" for key in counts)
+    written = ", ".join([*(f"{key}={8 if 'batch' in key else 2}" for key in counts), *NAMES.get(name, ())])
     return f"{FIRST} | {name}({written})" if is_piece(METHODS[name]()) else f"{name}({written})"
 
 

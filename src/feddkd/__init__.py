@@ -30,6 +30,7 @@ from feddkd.methods import fedyogi as fedyogi
 from feddkd.methods import local_bn as local_bn
 from feddkd.methods import moon as moon
 from feddkd.methods import parse as parse
+from feddkd.methods import private as private
 from feddkd.methods import scaffold as scaffold
 from feddkd.methods import server_adagrad as server_adagrad
 from feddkd.methods import server_adam as server_adam
@@ -44,6 +45,6 @@ __all__ = [
     "METHODS", "ClientError", "DivergedError", "Experiment", "InputError", "NobodyAnsweredError", "Result",
     "__version__", "astraea", "data_sharing", "dkd", "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedbn", "feddf",
     "feddistill", "feddistill_plus", "feddyn", "feded", "fedgen", "fedgkd", "fedma", "fedmax", "fednova", "fedntd",
-    "fedprox", "fedyogi", "functional", "local_bn", "moon", "parse", "scaffold", "server_adagrad", "server_adam",
+    "fedprox", "fedyogi", "functional", "local_bn", "moon", "parse", "private", "scaffold", "server_adagrad", "server_adam",
     "server_momentum", "server_yogi", "simulate",
 ]  # fmt: skip

@@ -112,7 +112,12 @@ class Entry:
         return [part if part.startswith(" ") else " ".join(part.split()) for part in self.text.split("\n\n")]
 
 
-PRIVATE = {"statistics": "batch norm's running statistics", "norm": "batch-norm layers", "model": "its whole model"}
+PRIVATE = {
+    "names": "the tensors that are named",
+    "statistics": "batch norm's running statistics",
+    "norm": "batch-norm layers",
+    "model": "its whole model",
+}
 
 
 def _distinct(names: Iterator[str]) -> list[str]:
@@ -131,7 +136,7 @@ def entry(name: str) -> Entry:
         text=text,
         paper=_paper(text),
         settings=tuple(_settings(name)),
-        private="none" if method is None else next((kind for kind in method.private if kind != "none"), "none"),
+        private="none" if method is None else _private(method),
         piece=method is not None and is_piece(method),
         turns=() if method is None else tuple(_turn(phase, method) for phase in method.phases),
     )
@@ -157,6 +162,12 @@ def _asks_clients(phase: Phase) -> bool:
 def _with_defaults(name: str) -> Method | None:
     """None where an option must be given."""
     return None if ... in METHODS.options(name).values() else METHODS[name]()
+
+
+def _private(method: Method) -> str:
+    """Return what stays with a client: a key of PRIVATE, or "none"."""
+    kinds = [kind for kind in method.private if kind != "none"]
+    return "names" if method.private_patterns else next(iter(kinds), "none")
 
 
 def _paper(text: str) -> Paper | None:

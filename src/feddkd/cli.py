@@ -110,6 +110,8 @@ def run(
 
     - data = "digits", partition = "dirichlet(alpha=0.1)": see `feddkd data list`
     - model = "mlp(hidden='64')", or femnist_cnn, vgg9, digit_cnn, emnist_cnn, small_cnn
+    - initial: a safetensors file with the weights to start from, where the seed shall not draw them; initial_sha256: what its
+      sha256 must be
     - clients = 10; cohort = 1.0, the share of them active in a round, or their number; rounds = 10
     - seed = 0 decides everything random; split_seed, if given, validation set and partition in its place
     - validation = 0.1, training = all the rest: shares of the training set, class by class; public = 0: a share of the

@@ -77,7 +77,7 @@ def _start(model: Model, sent: Groups, memo: Groups) -> Groups:
 
 def _step(model: Model, sent: Groups, carry: Groups, batch: Batch) -> Groups:
     def outputs(params: Tensors, buffers: Tensors) -> Tensor:
-        return log_softmax(model(params, buffers, batch.x, mode="eval").logits.double(), -1)
+        return log_softmax(model(params, buffers, batch.x, mode="eval", key=batch.key).logits.double(), -1)
 
     own = outputs(only(carry["model"], model.param_names), only(carry["model"], model.buffer_names))
     shared, average = outputs(carry["params"], carry["buffers"]), outputs(carry["average"], carry["average_buffers"])

@@ -16,7 +16,7 @@ from torch.nn.functional import one_hot
 from feddkd.data.batches import Reads, Source
 from feddkd.data.federation import SERVER
 from feddkd.engines import Engine, Order
-from feddkd.errors import ClientError
+from feddkd.errors import ClientError, InputError, choices
 from feddkd.method import Batch, Collect, Exchange, Fold, Method, Phase, own_model
 from feddkd.models import Model
 from feddkd.objectives import cross_entropy
@@ -41,7 +41,20 @@ class Measured(NamedTuple):
 
 def fitting_protocol(method: Method, own_tests: bool) -> Protocol:
     """Client by client where the partition deals out test sets or the method has private tensors, else one global model."""
-    return Protocol.CLIENT_MEAN if own_tests or method.private != {"none"} else Protocol.GLOBAL
+    return Protocol.CLIENT_MEAN if own_tests or method.personal else Protocol.GLOBAL
+
+
+def find_protocol(name: str, method: Method, own_tests: bool) -> Protocol:
+    """Return a protocol by its name; `auto` is the one that fits the method."""
+    if name == "auto":
+        return fitting_protocol(method, own_tests)
+    known = {protocol.name.lower(): protocol for protocol in Protocol}
+    if name not in known:
+        raise InputError(f"unknown evaluation {name!r}; there are: {choices(('auto', *known))}")
+    protocol = known[name]
+    if protocol is Protocol.GLOBAL and method.personal:
+        raise InputError(f"evaluation='global' judges one shared model, and in {method} clients keep tensors of their own")
+    return protocol
 
 
 def measure(engine: Engine, states: Sequence[tuple[int, Groups]], protocol: Protocol, source: Source) -> list[Measured]:
@@ -86,7 +99,7 @@ def _start(model: Model, sent: Groups, memo: Groups, names: Sequence[str] = TALL
 
 
 def _logits(model: Model, carry: Groups, batch: Batch) -> Tensor:
-    return model(carry["params"], carry["buffers"], batch.x, mode="eval").logits
+    return model(carry["params"], carry["buffers"], batch.x, mode="eval", key=batch.key).logits
 
 
 def _step(model: Model, sent: Groups, carry: Groups, batch: Batch) -> Groups:

@@ -9,6 +9,7 @@ from feddkd.engines.batched import PRECISIONS
 from feddkd.engines.opening import find_device, find_engine
 from feddkd.errors import InputError, choices
 from feddkd.experiment import Experiment
+from feddkd.prepare import Prepared, prepare
 from feddkd.record import finished_summary, folder_name
 from feddkd.recorder import Recorder
 from feddkd.rounds import Row
@@ -45,11 +46,28 @@ def execute(
         Recorder(folders[at]).tidy()
     todo = [at for at in range(len(experiments)) if at not in done]
     for group in abreast([folders[at] for at in todo], [experiments[at].digest for at in todo], place, fresh):
-        numbers = [todo[n] for n in group.members]
-        session = Session([experiments[at] for at in numbers], [folders[at] for at in numbers], group.snapshots, every, until)
-        told = _renumbered(on_row, numbers)
-        done |= dict(zip(numbers, session.run(folder, engine, device, options, told), strict=True))
+        prepared = [prepare(experiments[todo[n]], folder) for n in group.members]
+        for together in _one_program(prepared):
+            numbers = [todo[group.members[n]] for n in together]
+            session = Session(
+                [experiments[at] for at in numbers], [folders[at] for at in numbers], [prepared[n] for n in together],
+                [group.snapshots[n] for n in together] if group.snapshots else [], every, until,
+            )  # fmt: skip
+            told = _renumbered(on_row, numbers)
+            done |= dict(zip(numbers, session.run(engine, device, options, told), strict=True))
     return [done[at] for at in range(len(experiments))]
+
+
+def _one_program(prepared: Sequence[Prepared]) -> list[list[int]]:
+    """Return positions of runs that one program can compute: seeds may differ in frozen weights, and those go one by one."""
+    alike: list[list[int]] = []
+    for at, ready in enumerate(prepared):
+        family = next((family for family in alike if prepared[family[0]].model.is_alike(ready.model)), None)
+        if family is None:
+            alike.append([at])
+        else:
+            family.append(at)
+    return alike
 
 
 def _renumbered(on_row: Callable[[int, Row], None], numbers: Sequence[int]) -> Callable[[int, Row], None]:

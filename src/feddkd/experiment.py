@@ -19,14 +19,18 @@ from feddkd.data.partition import PARTITIONS, Partition
 from feddkd.data.sources import SOURCES, Source
 from feddkd.data.transforms import transform
 from feddkd.errors import InputError, choices
-from feddkd.evaluate import Protocol, fitting_protocol
+from feddkd.evaluate import Protocol, find_protocol
 from feddkd.method import Method
 from feddkd.methods import parse
 from feddkd.models import MODELS, Architecture
+from feddkd.models.initial import file_digest
 from feddkd.simulation import cohort_size
 from feddkd.values import Bound, Chance, Count, Share, Whole, checked
 
-USUAL = {"availability": "always()", "min_clients": 1, "on_divergence": "drop", "shuffle": True}
+USUAL = {
+    "availability": "always()", "min_clients": 1, "on_divergence": "drop", "shuffle": True, "initial": None,
+    "client_validation": "shared",
+}  # fmt: skip
 Fraction = typing.Annotated[float, Bound(least=0, below=1)]
 
 
@@ -51,6 +55,8 @@ class Experiment:
     # mini-batches are drawn; or else read in stored order, every round going on where one before it ended; or drawn in DKD alone
     shuffle: bool | Literal["distillation"] = True
     dtype: Literal["float32", "float64"] = "float32"
+    initial: str | None = None  # a safetensors file with the weights to start from; the seed draws them unless said
+    initial_sha256: str | None = None  # of that file: read off it unless said
     availability: str = "always()"  # who does not answer when
     min_clients: Count = 1  # with fewer left a round ends there
     on_divergence: OnDivergence = "drop"  # what becomes of a client whose numbers are not finite
@@ -63,6 +69,8 @@ class Experiment:
         hints = typing.get_type_hints(Experiment, include_extras=True)
         for item in fields(self):
             object.__setattr__(self, item.name, checked(getattr(self, item.name), hints[item.name], item.name))
+        if (self.initial is None) != (self.initial_sha256 is None):
+            object.__setattr__(self, "initial_sha256", file_digest(self.initial))
         cohort_size(self.cohort, self.clients, self.min_clients)
         self.canonical  # noqa: B018  # so that every text is read, and complained of, now
 
@@ -98,9 +106,7 @@ class Experiment:
 
     @property
     def protocol(self) -> Protocol:
-        if self.evaluation == "auto":
-            return fitting_protocol(self.parsed_method, self.parsed_partition.own_tests)
-        return Protocol[self.evaluation.upper()]
+        return find_protocol(self.evaluation, self.parsed_method, self.parsed_partition.own_tests)
 
     @property
     def canonical(self) -> dict[str, Any]:
@@ -132,6 +138,9 @@ class Experiment:
             "min_clients": self.min_clients,
             "on_divergence": self.on_divergence,
             "shuffle": self.shuffle,
+            "initial": self.initial_sha256,
+            # until this key came, clients with tests of their own were validated on everybody's examples
+            "client_validation": "own" if self.parsed_partition.own_tests and self.validation else "shared",
         }
 
     @cached_property

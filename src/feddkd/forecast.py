@@ -90,8 +90,8 @@ def forecast(
     prepared = [prepare(experiment, folder) for experiment in experiments]
     model, dtype = prepared[0].model, DTYPES[first.dtype]
     method = first.parsed_method.fitted(model)
-    starts = [ready.model.initial(("init", e.seed)) for ready, e in zip(prepared, experiments, strict=True)]
-    federations, runs, memos = begin(
+    starts = [ready.model.start() for ready in prepared]
+    model, federations, runs, memos = begin(
         model, method, [ready.federation for ready in prepared], starts, [e.seed for e in experiments], place, dtype
     )
     host = Watched(open_engine(engine, model, federations, memos, dtype, options), place)

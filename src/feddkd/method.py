@@ -9,6 +9,7 @@ so that an engine may loop, vmap, compile or capture them.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from fnmatch import fnmatchcase
 from itertools import accumulate
 from typing import Literal, NamedTuple
 
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from feddkd.data.batches import Reads
-from feddkd.errors import InputError
+from feddkd.errors import InputError, choices
 from feddkd.keys import Key
 from feddkd.models import Model
 from feddkd.params import Groups, Tensors, only, without
@@ -166,18 +167,25 @@ Private = Literal["none", "statistics", "norm", "model"]
 
 @dataclass(frozen=True, eq=False)
 class Method(Spelled):
-    """A federated method: its phases, and which tensors stay private."""
+    """A federated method: its phases, and which tensors stay private, by kind and by name ("head.*")."""
 
     phases: tuple[Phase, ...]
     private: frozenset[Private] = frozenset({"none"})
+    private_patterns: frozenset[str] = frozenset()
 
     def __or__(self, other: "Method") -> "Method":
         """This method's phases, then the other's. Both must be spelled, else the text of the whole would lack a part."""
         if bool(self.calls) != bool(other.calls):
             raise InputError("register a method of your own (METHODS.register) before you join it with | to one that is spelled")
-        joined = Method(self.phases + other.phases, self.private | other.private, calls=self.calls + other.calls)
+        patterns = self.private_patterns | other.private_patterns
+        joined = Method(self.phases + other.phases, self.private | other.private, patterns, calls=self.calls + other.calls)
         joined.check_order()
         return joined
+
+    @property
+    def personal(self) -> bool:
+        """Whether clients have tensors of their own, so that each has a model of its own."""
+        return self.private != {"none"} or bool(self.private_patterns)
 
     def check_order(self) -> None:
         """Each phase finds with the client what it needs, and at the server what it works on."""
@@ -214,7 +222,11 @@ class Method(Spelled):
             "norm": model.norm_names,
             "model": model.param_names | model.buffer_names,
         }
-        return frozenset().union(*(names[kind] for kind in self.private))
+        kinds = frozenset[str]().union(*(names[kind] for kind in self.private))
+        private = kinds.union(*(_matching(pattern, model) for pattern in self.private_patterns))
+        if private >= model.param_names and any(phase.refines or phase.follows for phase in self.phases):
+            raise InputError(f"every trained tensor stays with the clients in {self}, so there is no shared model to work on")
+        return private
 
     def start(self, model: Model, params: Tensors, buffers: Tensors, world: World = NOWHERE) -> tuple[Groups, Groups]:
         """An initial model as the server's state and the memo every client begins with (its private tensors)."""
@@ -235,6 +247,18 @@ class Method(Spelled):
         needed_later = [forever.union(*(self.phases[i].needs for i, _, _ in turns[at + 1 :])) for at in range(len(turns))]
         index = list(accumulate((phase.client is not None for phase in self.phases), initial=0))
         return [Exchange(self.phases[i], index[i], j, n, keep) for (i, j, n), keep in zip(turns, needed_later, strict=True)]
+
+
+def _matching(pattern: str, model: Model) -> frozenset[str]:
+    """Return the tensors that a pattern names; one with several names is meant by any of them."""
+    tensors = model.tensors
+    found = {own for name, own in {**tensors.saved, **tensors.slots}.items() if fnmatchcase(name, pattern)}
+    if not found:
+        some = sorted(tensors.saved)[:20]
+        raise InputError(
+            f"no tensor of the network is called {pattern!r}; there are: {choices(some)}{', ...' * (len(some) == 20)}"
+        )
+    return frozenset(found) - tensors.constants
 
 
 def _in_stored_order(phase: Phase) -> Phase:

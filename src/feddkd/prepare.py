@@ -12,7 +12,8 @@ from feddkd.data.registry import Source
 from feddkd.data.transforms import transform
 from feddkd.errors import InputError
 from feddkd.experiment import Experiment
-from feddkd.models import Model, functional
+from feddkd.models import Model, built
+from feddkd.models.initial import with_initial
 
 
 @dataclass(frozen=True)
@@ -52,4 +53,10 @@ def _prepare(experiment: Experiment, folder: Path | None) -> Prepared:
         public=experiment.public,
     )
     check_held(data, federation.parts)
-    return Prepared(data, split, federation, functional(experiment.architecture.build(federation.shape, data.classes)))
+    return Prepared(data, split, federation, network(experiment, federation.shape, data.classes))
+
+
+def network(experiment: Experiment, shape: tuple[int, ...], classes: int) -> Model:
+    """Return the experiment's network, built under its seed, with the weights it starts from."""
+    model = built(lambda: experiment.architecture.build(shape, classes), ("init", experiment.seed))
+    return model if experiment.initial is None else with_initial(model, experiment.initial, experiment.initial_sha256)

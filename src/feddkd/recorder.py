@@ -83,10 +83,10 @@ class Recorder:
     def go_on(self, manifest: Mapping[str, Any], after: int) -> list[Row]:
         """Go on after a round: lines of later rounds, and a torn one, are cut off. Returns the rows that stand."""
         before = json.loads((self.folder / "manifest.json").read_text(encoding="utf-8"))
-        for key in ("digest", "data", "partition"):
-            if before[key] != manifest[key]:
+        for key in ("digest", "data", "partition", "constants"):
+            if before.get(key) != manifest.get(key):
                 raise InputError(
-                    f"the run in {self.folder} cannot go on: its {key} was {before[key]}, and now is {manifest[key]}"
+                    f"the run in {self.folder} cannot go on: its {key} was {before.get(key)}, and now is {manifest.get(key)}"
                 )
         turn = {"after": after, **{key: manifest[key] for key in ("engine", "started", "command", "versions", "hardware")}}
         before.pop("ended", None)

@@ -17,7 +17,7 @@ from feddkd.engines.opening import find_device
 from feddkd.evaluate import confusions
 from feddkd.experiment import Experiment
 from feddkd.halt import Enough, Halt, Halted
-from feddkd.prepare import Prepared, prepare
+from feddkd.prepare import Prepared
 from feddkd.recorder import Recorder, describe
 from feddkd.rounds import Row, Run
 from feddkd.simulation import DTYPES, Result, simulate_runs
@@ -76,26 +76,26 @@ class Session:
 
     experiments: Sequence[Experiment]
     folders: Sequence[Path]
+    prepared: Sequence[Prepared]
     snapshots: Sequence[Snapshot]
     every: Every
     until: int | None = None  # stop after this round, to go on another time
 
     def run(
         self,
-        folder: Path | None,
         engine: str,
         device: str,
         options: Mapping[str, Any] | None,
         on_row: Callable[[int, Row], None],
     ) -> list[dict[str, Any]]:
         first = self.experiments[0]
-        prepared = [prepare(experiment, folder) for experiment in self.experiments]
+        prepared = self.prepared
         self.recorders, self.writer = [Recorder(folder) for folder in self.folders], Writer()
         try:
             with Halt() as halt:
                 runs, facts = simulate_runs(
                     prepared[0].model, first.parsed_method, [ready.federation for ready in prepared],
-                    [ready.model.initial(("init", e.seed)) for ready, e in zip(prepared, self.experiments, strict=True)],
+                    [ready.model.start() for ready in prepared],
                     [experiment.seed for experiment in self.experiments],
                     rounds=first.rounds, cohort=first.cohort, protocol=first.protocol, engine=engine, device=device,
                     dtype=DTYPES[first.dtype], options=options, diagnostics=first.diagnostics, delta=first.delta,
@@ -167,7 +167,8 @@ class Session:
         if run.error is not None:
             recorder.end(str(run.error))
             return {**self._stand(run.index), "ended": str(run.error)}
-        Result({**run.state["params"], **run.state["buffers"]}, history).save(recorder.folder / "final.safetensors")
+        result = Result({**run.state["params"], **run.state["buffers"]}, history, self.prepared[run.index].model)
+        result.save(recorder.folder / "final.safetensors")
         summary = {**self._stand(run.index), **summarise(history, experiment.target), "seconds": round(recorder.seconds, 3)}
         recorder.finish(summary, facts)
         return summary
@@ -185,5 +186,6 @@ def _manifest(experiment: Experiment, ready: Prepared, engine: str, device: torc
         device=device,
         data={"name": ready.data.name, "digest": ready.data.digest, "note": ready.data.note},
         partition={"digest": ready.split.digest, "sizes": ready.federation.sizes},
-        parameters=sum(tensor.numel() for tensor in ready.model.net.parameters()),
+        parameters=sum(tensor.numel() for name, tensor in ready.model.net.named_parameters() if tensor.requires_grad),
+        **({"constants": ready.model.constants_digest} if ready.model.constants else {}),
     )

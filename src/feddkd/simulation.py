@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from types import FunctionType, MethodType
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import save_file
@@ -19,11 +21,13 @@ from feddkd.engines import Engine
 from feddkd.engines.opening import FLOWER, find_device, open_engine
 from feddkd.engines.serial import Serial
 from feddkd.errors import InputError, RunError, choices
-from feddkd.evaluate import Protocol, fitting_protocol
+from feddkd.evaluate import Protocol, find_protocol
 from feddkd.method import Method, World
 from feddkd.methods import parse
-from feddkd.models import Model, functional
-from feddkd.params import Groups, Tensors, to
+from feddkd.models import Model, built, functional
+from feddkd.models.initial import Initial, with_initial
+from feddkd.models.proof import FEW, prove
+from feddkd.params import Groups, Tensors, only, to
 from feddkd.privacy import ledger
 from feddkd.rounds import PATIENT, Row, Run, play
 from feddkd.values import Chance, Count, Share, Whole, checked
@@ -33,19 +37,36 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 @dataclass(frozen=True)
 class Result:
-    """What a run leaves: the final global tensors, parameters and buffers alike, and one row a round."""
+    """What a run leaves: the final global tensors that were trained or averaged, and one row a round."""
 
     params: dict[str, Tensor]
     history: list[Row]
+    model: Model = field(repr=False, compare=False)
+    private: dict[int, Tensors] = field(default_factory=dict, repr=False, compare=False)  # client -> the tensors it keeps
+
+    def state_dict(self, client: int | None = None) -> dict[str, Any]:
+        """Return what the network's `load_state_dict` takes: the global model, or the model of a client that keeps tensors."""
+        own = {} if client is None else self._private_of(client)
+        found = {**self.params, **own}
+        if missing := sorted((self.model.param_names | self.model.buffer_names) - found.keys()):
+            raise InputError(f"{missing[0]!r} is each client's own: say whose model is wanted, as in state_dict(client=0)")
+        return self.model.state_dict(only(found, self.model.param_names), only(found, self.model.buffer_names))
+
+    def _private_of(self, client: int) -> Tensors:
+        if self.private and client not in self.private:
+            raise InputError(f"client {client} keeps no tensors; those that do: {choices(map(str, self.private))}")
+        return self.private.get(client, {})
 
     def save(self, path: str | Path) -> None:
-        """Write the final tensors as safetensors."""
-        save_file({name: tensor.contiguous().cpu() for name, tensor in self.params.items()}, path)
+        """Write the final model as safetensors: what `state_dict()` returns, or the shared tensors where clients keep some."""
+        whole = self.params.keys() >= self.model.param_names | self.model.buffer_names
+        tensors = {key: value for key, value in self.state_dict().items() if isinstance(value, Tensor)} if whole else self.params
+        save_file({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, path)
 
 
 def simulate(
     *,
-    model: nn.Module | Model,
+    model: nn.Module | Model | Callable[[], nn.Module | Model],
     clients: Sequence[Any],
     test: Any,
     method: str | Method,
@@ -56,8 +77,9 @@ def simulate(
     seed: int = 0,
     engine: str = "serial",
     device: str = "cpu",
-    initial: Mapping[str, Tensor] | None = None,
+    initial: Initial | None = None,
     dtype: torch.dtype | str | None = None,
+    evaluation: str = "auto",
     diagnostics: bool = False,
     delta: float | None = None,
     availability: str | Availability = "always()",
@@ -66,9 +88,12 @@ def simulate(
 ) -> Result:
     """Run a method on clients' data: pairs (x, y) of tensors or arrays, or torch datasets; x as the network takes it.
 
-    `cohort` is a fraction of the clients (0.5) or a number of them (10). `initial` is a state dict to start from; without it the
-    seed draws fresh weights by the layers' own `reset_parameters`, whatever the module's weights are now. `dtype` is that of the
-    weights unless said. `public` is what the server holds for everybody to see, for the methods that need such data.
+    A module given as `model` starts from the weights it has; a function without arguments that builds one is called under the
+    seed, so that seeds differ in their first weights. `initial` takes the place of both: a state dict, a module, or the path of
+    a safetensors file. `cohort` is a fraction of the clients (0.5) or a number of them (10). `dtype` is that of the weights
+    unless said. `evaluation` says whose model is judged on what: "global", "client_mean" or "client_pooled"; "auto" asks every
+    client where clients keep tensors of their own. `public` is what the server holds for everybody to see, for the methods that
+    need such data.
     `diagnostics` adds the theory's quantities (L1', L2', update norms, ...) to every row. `delta` is that of the epsilon which
     methods with noise report, 1 / (10 K) unless said. `availability` says which clients do not answer:
     "random(drop=0.1, late=0.05)", "trace(file='faults.csv')", or `feddkd.availability.listed(rows)`; with fewer than
@@ -82,19 +107,25 @@ def simulate(
         transform(""),
         None if public is None else _examples(public, "public"),
     )
-    network, chosen, seed = _network(model), _method(method), checked(seed, Whole, "seed")
-    start = network.initial(("init", seed)) if initial is None else network.split(initial)
-    history: list[Row] = []
+    chosen, seed = _method(method), checked(seed, Whole, "seed")
+    network = _network(model, seed)
+    network = network if initial is None else with_initial(network, initial)
+    start, history, private = network.start(), list[Row](), dict[int, Tensors]()
+
+    def keep(engine: Engine, runs: Sequence[Run]) -> None:
+        for run in runs:
+            private.update({k: memo["private"] for k, memo in engine.memos_of(run.index).items() if "private" in memo})
+
     run = simulate_runs(
         network, chosen, [federation], [start], [seed],
-        rounds=checked(rounds, Count, "rounds"), cohort=cohort, protocol=fitting_protocol(chosen, own_tests=False),
+        rounds=checked(rounds, Count, "rounds"), cohort=cohort, protocol=find_protocol(evaluation, chosen, own_tests=False),
         engine=engine, device=device, dtype=_dtype(dtype, start[0]), on_round=lambda rows, _: history.append(rows[0]),
         diagnostics=diagnostics, delta=checked(delta, Chance | None, "delta"),
-        tolerance=tolerance(availability, min_clients, on_divergence),
+        tolerance=tolerance(availability, min_clients, on_divergence), on_end=keep,
     )[0][0]  # fmt: skip
     if run.error is not None:
         raise run.error
-    return Result({**run.state["params"], **run.state["buffers"]}, history)
+    return Result({**run.state["params"], **run.state["buffers"]}, history, network, private)
 
 
 def simulate_runs(
@@ -130,7 +161,7 @@ def simulate_runs(
         raise InputError("there are clients without examples; those that bring their own do so on Flower: feddkd flower server")
     tolerance.availability.check(method.fitted(model), len(federations[0].train))
     size = cohort_size(cohort, len(federations[0].train), tolerance.min_clients)
-    federations, runs, memos = begin(model, method, federations, starts, seeds, find_device(device), dtype)
+    model, federations, runs, memos = begin(model, method, federations, starts, seeds, find_device(device), dtype)
     host = open_engine(engine, model, federations, memos, dtype, options or {})
     for run, held in zip(runs, resume, strict=False):
         run.state, run.costs = held.state, held.costs
@@ -161,24 +192,36 @@ def simulate_runs(
         host.close()
 
 
+class Begun(NamedTuple):
+    """Runs before their first round, on a device."""
+
+    model: Model  # proven to compute what the network computes
+    federations: list[Federation]
+    runs: list[Run]
+    memos: list[Groups]  # what each run's clients begin with
+
+
 def begin(
     model: Model, method: Method, federations: Sequence[Federation],
     starts: Sequence[tuple[Mapping[str, Tensor], Mapping[str, Tensor]]], seeds: Sequence[int],
     place: torch.device, dtype: torch.dtype,
-) -> tuple[list[Federation], list[Run], list[Groups]]:  # fmt: skip
-    """Runs before their first round, on a device: the federations, the runs, and the memo that each one's clients begin with."""
+) -> Begun:  # fmt: skip
+    """Return runs before their first round. What does not fit together is refused here."""
     method.check_order()
-    runs, memos = [], []
+    runs, memos = list[Run](), list[Groups]()
     there = together([federation.to(place) for federation in federations])
+    model = model.on(place, dtype)
     for index, (federation, start, seed) in enumerate(zip(there, starts, seeds, strict=True)):
         params, buffers = (to(group, place, dtype) for group in start)
+        if index == 0:
+            model = prove(model, params, buffers, federation.transform(federation.x[:FEW], dtype))
         outputs = _check_fit(model, params, buffers, federation, dtype)
         _check_public(method, federation)
         world = World(("method", seed), len(federation.train), federation.classes, len(federation.public), outputs)
         state, memo = method.start(model, params, buffers, world)
         runs.append(Run(index, seed, state, has_validation=len(federation.validation) > 0))
         memos.append(memo)
-    return there, runs, memos
+    return Begun(model, there, runs, memos)
 
 
 def cohort_size(cohort: int | float, clients: int, least: int = 1) -> int:
@@ -193,16 +236,16 @@ def cohort_size(cohort: int | float, clients: int, least: int = 1) -> int:
 
 
 def _check_fit(model: Model, params: Tensors, buffers: Tensors, federation: Federation, dtype: torch.dtype) -> int:
-    """The network reads the examples and has an output for every label; how many it has, only a call can tell: that many."""
+    """Return how many outputs the network has for an example, one for every label at least; only a call can tell."""
     x = federation.transform(federation.x[:1], dtype)
-    try:
-        with torch.random.fork_rng([x.device] if x.is_cuda else []), torch.no_grad():
-            outputs = tuple(model(params, buffers, x, mode="eval").logits.shape[1:])
-    except Exception as error:
-        raise InputError(f"the network cannot read examples of shape {federation.shape}: {error}") from error
-    if len(outputs) != 1 or outputs[0] < federation.classes:
-        raise InputError(f"labels go up to {federation.classes - 1}, and the network's outputs for an example are {outputs}")
-    return int(outputs[0])
+    with torch.no_grad():
+        logits = model(params, buffers, x, mode="eval", key=torch.tensor(0, device=x.device)).logits
+    if logits.dim() != 2 or len(logits) != 1 or logits.shape[1] < federation.classes:
+        raise InputError(
+            f"labels go up to {federation.classes - 1}, so logits of {federation.classes} numbers or more are wanted for an "
+            f"example; for one example the network's are of shape {tuple(logits.shape)}"
+        )
+    return int(logits.shape[1])
 
 
 def _check_public(method: Method, federation: Federation) -> None:
@@ -220,13 +263,20 @@ def _examples(given: Any, whose: str) -> Examples:
         raise InputError(f"{whose}: {error}") from error
 
 
-def _network(given: Any) -> Model:
-    if not isinstance(given, Model | nn.Module):
-        raise InputError(f"model must be a torch.nn.Module or functional(...) of one, not {type(given).__name__}")
-    network = given if isinstance(given, Model) else functional(given)
+def _network(given: Any, seed: int) -> Model:
+    if not isinstance(given, Model | nn.Module | FunctionType | MethodType | partial):
+        raise InputError(
+            f"model must be a torch.nn.Module, functional(...) of one, or a function that builds one, not {_kind(given)}"
+        )
+    network = functional(given) if isinstance(given, Model | nn.Module) else built(given, ("init", seed))
     if not network.param_names:
-        raise InputError(f"model must have parameters to train; this {type(network.net).__name__} has none")
+        frozen = "all of them are frozen (requires_grad=False)" if any(True for _ in network.net.parameters()) else "it has none"
+        raise InputError(f"model must have parameters to train; of this {type(network.net).__name__} {frozen}")
     return network
+
+
+def _kind(given: Any) -> str:
+    return f"the class {given.__name__}: give {given.__name__}(...)" if isinstance(given, type) else type(given).__name__
 
 
 def _method(given: Any) -> Method:

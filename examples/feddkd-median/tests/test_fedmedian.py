@@ -29,7 +29,7 @@ def test_one_bad_client_does_not_move_it_far() -> None:
     bad = torch.full((20, 2), 1e6), torch.zeros(20, dtype=torch.int64)
 
     def farthest(method: str) -> float:
-        result = simulate(model=torch.nn.Linear(2, 2), clients=[*good, bad], test=good[0], method=method)
+        result = simulate(model=lambda: torch.nn.Linear(2, 2), clients=[*good, bad], test=good[0], method=method)
         return max(tensor.abs().max().item() for tensor in result.params.values())
 
     assert farthest("fedmedian()") < 10 < farthest("fedavg()")

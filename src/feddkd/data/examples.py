@@ -18,9 +18,9 @@ MOST_CLASSES = 100_000  # a label beyond it is a slip, such as a pixel or an ide
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Images and their labels; of a source with several domains also the domain each one came from."""
+    """Examples and their labels; of a source with several domains also the domain each one came from."""
 
-    x: Tensor  # (N, C, H, W), unsigned bytes; where they are the user's own, (N, ...) and perhaps floating point
+    x: Tensor  # (N, C, H, W), unsigned bytes; where they are the user's own, (N, ...), perhaps floating point or whole numbers
     y: Tensor  # (N,), int64
     domain: Tensor | None = None  # (N,), int64
 
@@ -58,20 +58,20 @@ def examples(source: Any) -> Examples:
     if isinstance(source, Examples):
         return _checked(source.x, source.y, source.domain)
     if isinstance(source, tuple | list) and len(source) == 2 and all(isinstance(part, Tensor | np.ndarray) for part in source):
-        return _checked(_tensor(source[0], "the images"), _tensor(source[1], "the labels"))
+        return _checked(_tensor(source[0], "the examples"), _tensor(source[1], "the labels"))
     if not hasattr(source, "__getitem__") or not hasattr(source, "__len__"):
         raise InputError(f"examples are a pair (x, y) of tensors or arrays, or a map-style data set; not {type(source).__name__}")
     items = [_item(source[index], index) for index in range(len(source))]
     if len({x.shape for x, _ in items}) != 1:
-        raise InputError(f"the images of a data set must all have one shape, not {len({x.shape for x, _ in items})} shapes")
+        raise InputError(f"the examples of a data set must all have one shape, not {len({x.shape for x, _ in items})} shapes")
     return _checked(torch.stack([x for x, _ in items]), torch.stack([y for _, y in items]))
 
 
 def _item(item: Any, index: int) -> tuple[Tensor, Tensor]:
     if not isinstance(item, tuple | list) or len(item) != 2:
-        raise InputError(f"item {index} of the data set is not a pair (image, label)")
+        raise InputError(f"item {index} of the data set is not a pair (example, label)")
     label = item[1] if isinstance(item[1], Tensor) else np.asarray(item[1])
-    return _tensor(item[0], f"the image of item {index}"), _tensor(label, f"the label of item {index}")
+    return _tensor(item[0], f"the example of item {index}"), _tensor(label, f"the label of item {index}")
 
 
 def _tensor(value: Any, what: str) -> Tensor:
@@ -89,20 +89,23 @@ def _tensor(value: Any, what: str) -> Tensor:
 def _checked(x: Tensor, y: Tensor, domain: Tensor | None = None) -> Examples:
     if x.ndim < 2 or 0 in x.shape:
         raise InputError(f"examples must be of shape (N, ...), images of shape (N, C, H, W), and not empty; not {tuple(x.shape)}")
-    if x.dtype != torch.uint8 and not x.is_floating_point():
-        raise InputError(f"images must be uint8 or floating point, not {x.dtype}")
+    tokens = x.dtype in (torch.int8, torch.int16, torch.int32, torch.int64) and x.ndim == 2
+    if x.dtype != torch.uint8 and not x.is_floating_point() and not tokens:
+        raise InputError(
+            f"examples must be uint8 or floating point, not {x.dtype}; whole numbers are tokens, of shape (N, length)"
+        )
     if x.dtype == torch.uint8 and x.ndim == 4 and x.shape[1] > 4 >= x.shape[3]:
         raise InputError(f"the channels must come first, (N, C, H, W); {tuple(x.shape)} looks like channels last")
     if x.is_floating_point() and not bool(x.isfinite().all()):
-        raise InputError("the images hold NaN or infinite values")
+        raise InputError("the examples hold NaN or infinite values")
     for name, values in (("labels", y), ("domains", y if domain is None else domain)):
         _check_whole(name, values, len(x))
-    return Examples(x, y.long(), None if domain is None else domain.long())
+    return Examples(x.long() if tokens else x, y.long(), None if domain is None else domain.long())
 
 
 def _check_whole(name: str, values: Tensor, count: int) -> None:
     if values.shape != (count,):
-        raise InputError(f"{count} images need {name} of shape ({count},), not {tuple(values.shape)}")
+        raise InputError(f"{count} examples need {name} of shape ({count},), not {tuple(values.shape)}")
     if values.dtype == torch.bool or values.is_complex() or not bool((values.double() == values.double().floor()).all()):
         raise InputError(f"{name} must be whole numbers, not {values.dtype} such as {values[0].item()}")
     least, most = values.double().min().item(), values.double().max().item()
@@ -124,7 +127,7 @@ def from_arrays(
     train, test = examples(train), examples(test)
     if train.x.shape[1:] != test.x.shape[1:] or train.x.dtype != test.x.dtype:
         kinds = [f"{part.x.dtype} {tuple(part.x.shape[1:])}" for part in (train, test)]
-        raise InputError(f"training and test images must be alike, not {kinds[0]} and {kinds[1]}")
+        raise InputError(f"training and test examples must be alike, not {kinds[0]} and {kinds[1]}")
     classes = 1 + int(max(train.y.max(), test.y.max()))
     if labels and classes > len(labels):
         raise InputError(f"label {classes - 1} has no name; {len(labels)} are given, for 0..{len(labels) - 1}")

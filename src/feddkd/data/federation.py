@@ -31,6 +31,7 @@ class Federation:
     validation: Indices
     test: Indices
     public: Indices = field(default_factory=lambda: np.arange(0))  # held by the server, to be seen by everybody
+    own_validation: tuple[Indices, ...] | None = None  # goes with own_test: the part of `validation` that is like it
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -63,9 +64,10 @@ class Federation:
             return self.train[client]
         if source == "train+public":
             return np.concatenate([self.train[client], self.public])
-        if source in ("validation", "public", "none"):
-            return {"validation": self.validation, "public": self.public, "none": np.arange(1)}[source]
-        return self.test if client == SERVER or self.own_test is None else self.own_test[client]
+        if source in ("public", "none"):
+            return {"public": self.public, "none": np.arange(1)}[source]
+        everybodys, own = {"test": (self.test, self.own_test), "validation": (self.validation, self.own_validation)}[source]
+        return everybodys if client == SERVER or own is None else own[client]
 
     def to(self, device: torch.device) -> "Federation":
         return replace(self, x=self.x.to(device), y=self.y.to(device))
@@ -112,8 +114,30 @@ def divide(
         validation=held_out,
         test=np.arange(len(data.test)) + offset,
         public=common,
+        own_validation=None if split.test is None or not len(held_out) else _like_tests(data, held_out, split.test),
     )
     return federation, split
+
+
+def _like_tests(data: Data, validation: Indices, tests: Sequence[Indices]) -> tuple[Indices, ...]:
+    """Return for each client the validation examples that are like its own tests.
+
+    They have the same shares of domains, where the data have domains, and of labels elsewhere. Clients' sets may overlap:
+    nobody trains on them.
+    """
+    kinds, test_kinds = ((part.y if part.domain is None else part.domain).numpy() for part in (data.train, data.test))
+    return tuple(_in_shares(kinds, validation, test_kinds[own], client) for client, own in enumerate(tests))
+
+
+def _in_shares(kinds: Indices, validation: Indices, wanted: Indices, client: int) -> Indices:
+    """Return as many of the validation examples as can be had with each kind in the shares of `wanted`, at least one a kind."""
+    names, counts = np.unique(wanted, return_counts=True)
+    groups = [validation[kinds[validation] == name] for name in names]
+    there = [(group, count) for group, count in zip(groups, counts, strict=True) if len(group)]
+    if not there:
+        raise InputError(f"no validation examples are like the tests of client {client}: raise `validation`")
+    scale = min(len(group) / count for group, count in there)
+    return np.sort(np.concatenate([group[: max(1, round(scale * count))] for group, count in there]))
 
 
 def together(federations: Sequence[Federation]) -> list[Federation]:

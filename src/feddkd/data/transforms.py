@@ -32,7 +32,10 @@ TRANSFORMS: Registry[Step] = Registry("transform", "feddkd.transforms")
 
 @dataclass(frozen=True, eq=False)
 class Transform(Spelled):
-    """Stored examples -> floating-point examples; with a key, as in training (random crops and flips), else as in testing."""
+    """Stored examples -> floating-point examples; with a key, as in training (random crops and flips), else as in testing.
+
+    Whole numbers other than bytes are tokens, which a network looks up: they stay as they are.
+    """
 
     scale: float
     steps: tuple[Step, ...]
@@ -42,6 +45,8 @@ class Transform(Spelled):
         return any(step.random for step in self.steps)
 
     def __call__(self, x: Tensor, dtype: torch.dtype, key: Tensor | None = None) -> Tensor:
+        if x.dtype == torch.int64:
+            return x
         x = x.to(dtype) / self.scale if self.scale != 1 else x.to(dtype)
         for stream, step in enumerate(self.steps):
             x = step.apply(x, key, 1000 + stream)  # streams below 1000 belong to the network's dropout layers

@@ -73,8 +73,9 @@ class Batched:
 
     def facts(self) -> dict[str, Any]:
         """What was decided along the way, for the record."""
+        failed = {"failed": dict(self.chooser.failed)} if self.chooser.failed else {}
         return {"strategy": dict(self.chooser.chosen), "lanes": self.lanes, "memory": list(self.planner.plans.values()),
-                "chunks": dict(self.planner.most)}  # fmt: skip
+                "chunks": dict(self.planner.most), **failed}  # fmt: skip
 
     def memos_of(self, run: int) -> Mapping[int, Groups]:
         return {client: memo for (own, client), memo in self.memos.items() if own == run and memo}

@@ -79,8 +79,7 @@ class Gradients:
         now = client, exchange.index, [(order.run, order.cohort) for order in orders]
         if exchange.step == 1 or now != self._begun:  # somebody may have fallen silent since the first step
             self._forget()
-            norm = bool(self.model.norm_names)
-            self._courses = draw_up(exchange, orders, self.store, memo, self.dtype, norm, self.most)
+            self._courses = draw_up(exchange, orders, self.store, memo, self.dtype, self.model.couples, self.most)
             self._begun = now
         found: dict[int, Groups] = {}
         for course in self._courses:
@@ -115,7 +114,7 @@ class Gradients:
         names = () if kind in self.chooser.chosen else self._names(runs)
         name = self.chooser.pick(kind, names, round_by, per=exchange.steps)
         self._desks = {key: desk for key, desk in self._desks.items() if key.strategy in self.chooser.chosen.values()}
-        return self._by(name, exchange, client, course, sents, exchange.step - 1)
+        return self.chooser.by(kind, name, lambda name: self._by(name, exchange, client, course, sents, exchange.step - 1))
 
     def _names(self, runs: int) -> list[str]:
         """Worth a trial: one run alone has no streams of its own, and what did not pay to compile elsewhere will not here."""

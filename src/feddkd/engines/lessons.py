@@ -49,26 +49,29 @@ class Reading(NamedTuple):
 
 
 def draw_up(
-    exchange: Exchange, orders: Sequence[Order], store: Store, memo: Memo, dtype: torch.dtype, norm: bool, most: int
+    exchange: Exchange, orders: Sequence[Order], store: Store, memo: Memo, dtype: torch.dtype, couples: bool, most: int
 ) -> list[Course]:
-    """The round's courses, of at most so many runs. With batch norm, which feels padding, batches of other sizes make a lesson
-    of their own."""
+    """Return the round's courses, of at most so many runs.
+
+    A network that couples the examples of a batch, as batch norm does, would feel padding: there batches of other sizes make a
+    lesson of their own.
+    """
     families: dict[object, list[Reading]] = {}
     for at, order in enumerate(orders):
-        reading = _reading(exchange, at, order, store, norm)
-        families.setdefault(reading.shape if norm else len(order.cohort), []).append(reading)
+        reading = _reading(exchange, at, order, store, couples)
+        families.setdefault(reading.shape if couples else len(order.cohort), []).append(reading)
     teams = [family[at : at + most] for family in families.values() for at in range(0, len(family), most)]
     return [_course(exchange, orders, team, store, memo, dtype) for team in teams]
 
 
-def _reading(exchange: Exchange, at: int, order: Order, store: Store, norm: bool) -> Reading:
+def _reading(exchange: Exchange, at: int, order: Order, store: Store, couples: bool) -> Reading:
     """The batches are those of the phase's repetitions."""
     repetitions = [order._replace(key=(*order.key[:-1], step)) for step in range(1, exchange.steps + 1)]
     drawn, clients = store.lay_out(exchange.phase.reads, repetitions), len(order.cohort)
     lanes = [_joined(at, drawn[position::clients]) for position in range(clients)]
     sizes = [lane.sizes[0] for lane in lanes]
     alike = [[at for at, own in enumerate(sizes) if own == size] for size in sorted(set(sizes))]
-    return Reading(at, lanes, _weights(exchange, order, store), alike if norm else [list(range(len(lanes)))])
+    return Reading(at, lanes, _weights(exchange, order, store), alike if couples else [list(range(len(lanes)))])
 
 
 def _joined(at: int, lanes: Sequence[Lane]) -> Lane:

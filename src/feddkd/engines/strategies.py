@@ -16,9 +16,11 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeVar
 
 import torch
 
+from feddkd.engines.memory import ran_out
 from feddkd.engines.recordings import Recordings, Way
 from feddkd.engines.walking import Traces
 from feddkd.engines.work import Walk, Work, lanes_in, run_loop, run_vmap
@@ -39,6 +41,7 @@ WAYS = {
 }
 
 
+T = TypeVar("T")
 Trial = Callable[[str, int], object]  # carries out so many steps by the strategy of that name
 
 
@@ -51,6 +54,8 @@ class Chooser:
             raise InputError(f"unknown strategy {strategy!r} on {device.type}; there are: auto, {choices(known)}")
         self.strategy, self.known, self.device = strategy, known, device
         self.chosen: dict[str, str] = {}  # what kind of work -> strategy
+        self.failed: dict[str, str] = {}  # what kind of work -> why the loop took over
+        self.proven: set[str] = set()  # kinds of work that have been carried out
         self.recordings = Recordings()
         self.traces = Traces()
 
@@ -68,7 +73,27 @@ class Chooser:
         most = work.tape.active.count(work.tape.active[0])  # a trial ends with the first lane that does
         level = logging.INFO if trains else logging.DEBUG
         name = self.pick(kind, names, lambda name, steps: self._runner(name)(work, carry, steps), most, level=level)
-        return self._runner("vmap" if name == "traced" and not trains else name)(work, carry, None)
+        return self.by(
+            kind, name, lambda name: self._runner("vmap" if name == "traced" and not trains else name)(work, carry, None)
+        )
+
+    def by(self, kind: str, name: str, work: Callable[[str], T]) -> T:
+        """Return what is computed by the strategy of that name, or by the loop where that does not work at its first use."""
+        try:
+            result = work(name)
+        except InputError:
+            raise
+        except Exception as error:
+            if name == "loop" or kind in self.proven or ran_out(error):
+                raise
+            self.chosen[kind], self.failed[kind] = "loop", f"{name}: {_first_line(error)}"
+            log.warning(
+                "%s: %s does not work for this network (%s); its clients are computed one after another, by 'loop', which takes "
+                "about as long as engine 'serial'", kind, name, _first_line(error),
+            )  # fmt: skip
+            result = work("loop")
+        self.proven.add(kind)
+        return result
 
     def close(self) -> None:
         self.recordings.clear()

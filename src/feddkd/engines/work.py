@@ -118,13 +118,14 @@ class Work:
         return carry
 
     def plateaus(self, padded: bool = False) -> Iterator[tuple[int, int | None, range]]:
-        """(lanes at work, width of their batches, steps for which it is those). Width None: batch norm, which feels padding,
-        and batches of different sizes in one step. Padded: without batch norm all batches are of one width, so that a partial
-        one is no new shape."""
+        """Yield (lanes at work, width of their batches, steps for which it is those).
+
+        Width None: batches of different sizes in one step, and a network that couples examples (batch norm does), which would
+        feel padding. Padded: where it does not, all batches are of one width, so that a partial one is no new shape."""
 
         def kind(step: int) -> tuple[int, int | None]:
             sizes = self.tape.sizes[step, : self.tape.active[step]]
-            if not self.model.norm_names:
+            if not self.model.couples:
                 return len(sizes), self.tape.indices.shape[2] if padded else int(sizes.max())
             return len(sizes), int(sizes[0]) if (sizes == sizes[0]).all() else None
 

@@ -30,9 +30,9 @@ from feddkd.experiment import Experiment
 from feddkd.flower import masking
 from feddkd.keys import Key
 from feddkd.method import Phase
-from feddkd.models import Model, functional
+from feddkd.models import Model
 from feddkd.params import Groups
-from feddkd.prepare import prepare
+from feddkd.prepare import network, prepare
 from feddkd.simulation import DTYPES, begin
 
 Load = Callable[[Any], Any]  # Flower's context -> (x, y) or (x, y, x_test, y_test): a client's own examples
@@ -132,11 +132,10 @@ class Desk:
 def _open(own: Own, spelled: str, told: str) -> Desk:
     experiment, facts = Experiment(**json.loads(spelled)), json.loads(told)
     federation, dtype = own.federation(experiment, facts), DTYPES[experiment.dtype]
-    model = functional(experiment.architecture.build(federation.shape, facts["classes"]))
-    start = model.initial(("init", experiment.seed))
+    model = network(experiment, federation.shape, facts["classes"])
     device, seeds = federation.x.device, [experiment.seed]
-    _, _, (first,) = begin(model, experiment.parsed_method, [federation], [start], seeds, device, dtype)
-    return Desk(experiment, model, federation, first)
+    begun = begin(model, experiment.parsed_method, [federation], [model.start()], seeds, device, dtype)
+    return Desk(experiment, begun.model, federation, begun.memos[0])
 
 
 def open_desk(own: Own, page: Page) -> Desk:

@@ -23,6 +23,7 @@ from feddkd.methods.fedopt import fedavgm as fedavgm
 from feddkd.methods.fedopt import fedyogi as fedyogi
 from feddkd.methods.fedprox import fedprox as fedprox
 from feddkd.methods.moon import moon as moon
+from feddkd.methods.private import private as private
 from feddkd.methods.registry import METHODS as METHODS
 from feddkd.methods.registry import parse as parse
 from feddkd.methods.scaffold import scaffold as scaffold

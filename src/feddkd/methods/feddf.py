@@ -72,7 +72,7 @@ def _vote(model: Model, sent: Groups, step: Tensor, batch: Batch) -> Tensor:
     """1/m sum_k f(w_k; x)"""
 
     def logits(params: Tensors, buffers: Tensors) -> Tensor:
-        return model(params, buffers, batch.x, mode="eval").logits
+        return model(params, buffers, batch.x, mode="eval", key=batch.key).logits
 
     votes: Tensor = vmap(logits)(sent["models"], sent["statistics"])
     return votes.mean(0)

@@ -73,7 +73,7 @@ def _start(model: Model, sent: Groups, memo: Groups) -> Groups:
 
 def _step(model: Model, sent: Groups, carry: Groups, batch: Batch) -> Groups:
     w_k, table, now = carry["model"], carry["predictions"]["logits"], carry["lesson"]["step"]
-    logits = model(only(w_k, model.param_names), only(w_k, model.buffer_names), batch.x, mode="eval").logits
+    logits = model(only(w_k, model.param_names), only(w_k, model.buffer_names), batch.x, mode="eval", key=batch.key).logits
     place = torch.arange(len(table), device=table.device) - now * AT_ONCE  # of each row in this batch, if it is in it
     here = (place >= 0) & (place < len(logits))
     filled = torch.where(here[:, None], logits[place.clamp(0, len(logits) - 1)], table)

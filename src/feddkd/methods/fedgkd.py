@@ -10,6 +10,7 @@ besides the global model, except for M = 1, where it is the global model. FedGKD
 no gradient.
 """
 
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -38,14 +39,14 @@ def fedgkd(local: Local, gathering: Gathering, *, c: NonNegative = 0.1, buffer: 
     )
     train = local_training(local, variant, gathering)
     remember = Phase(name="remember", client=None, server=partial(_remember, buffer), opens=_nothing_yet)
-    return Method((remember, *train.phases), train.private) if several else train
+    return replace(train, phases=(remember, *train.phases)) if several else train
 
 
 def _term(temperature: float, model: Model, w: Tensors, sent: Groups, carry: Groups, output: Output, batch: Batch) -> Tensor:
     if "teacher" in sent:
         teacher = sent["teacher"]
         sent = {**sent, "params": only(teacher, model.param_names), "buffers": only(teacher, model.buffer_names)}
-    taught = model(*own_model(model, sent, carry), batch.x, mode="eval").logits
+    taught = model(*own_model(model, sent, carry), batch.x, mode="eval", key=batch.key).logits
     return sent["rates"]["c"] * distillation(taught, output.logits, batch, temperature)
 
 

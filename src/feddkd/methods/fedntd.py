@@ -30,5 +30,5 @@ def fedntd(local: Local, gathering: Gathering, *, beta: NonNegative = 1.0, tempe
 def _term(
     beta: float, temperature: float, model: Model, w: Tensors, sent: Groups, carry: Groups, output: Output, batch: Batch
 ) -> Tensor:
-    teacher = model(*own_model(model, sent, carry), batch.x, mode="eval").logits
+    teacher = model(*own_model(model, sent, carry), batch.x, mode="eval", key=batch.key).logits
     return beta * not_true_distillation(teacher, output.logits, batch, temperature)

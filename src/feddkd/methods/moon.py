@@ -53,8 +53,8 @@ def _begin(model: Model, sent: Groups, memo: Groups) -> Groups:
 def _term(
     mu: float, temperature: float, model: Model, w: Tensors, sent: Groups, carry: Groups, output: Output, batch: Batch
 ) -> Tensor:
-    now = model(*own_model(model, sent, carry), batch.x, mode="eval").features
-    before = model(carry["previous_params"], carry["previous_buffers"], batch.x, mode="eval").features
+    now = model(*own_model(model, sent, carry), batch.x, mode="eval", key=batch.key).features
+    before = model(carry["previous_params"], carry["previous_buffers"], batch.x, mode="eval", key=batch.key).features
     return mu * contrast(output.features, now, before, batch, temperature)
 
 

@@ -16,6 +16,7 @@ from feddkd.models.femnist_cnn import FemnistCNN
 from feddkd.models.functional import Mode as Mode
 from feddkd.models.functional import Model as Model
 from feddkd.models.functional import Output as Output
+from feddkd.models.functional import built as built
 from feddkd.models.functional import functional as functional
 from feddkd.models.mlp import mlp as build_mlp
 from feddkd.models.small_cnn import small_cnn as build_small_cnn

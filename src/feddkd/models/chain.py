@@ -113,6 +113,8 @@ def _complete(net: nn.Module, layers: list[Layer]) -> tuple[Layer, ...]:
     if not layers:
         raise InputError("this network has no full or convolutional layer, so there are no units to match")
     known = {name for layer in layers for name in layer.names}
+    if frozen := {name for name, tensor in net.named_parameters() if not tensor.requires_grad}:
+        raise InputError(f"units of frozen layers cannot be matched: {choices(frozen)}")
     if left := {name for name in net.state_dict() if name not in known}:
         raise InputError(f"tensors that belong to no full or convolutional layer cannot be matched: {choices(left)}")
     return tuple(layers)

@@ -68,6 +68,8 @@ def rehearse(
         *_, rows = play(chosen, model, around(host), runs, cohort=cohort, last=rounds, protocol=protocol, tolerance=BARE)
         if ended := next((run.error for run in runs if run.error), None):
             raise ended
+        for kind, why in host.facts().get("failed", {}).items():  # the loop took over, which hides what the method does wrong
+            raise RuntimeError(f"{kind}: {why}")
         return Played([run.state for run in runs], dict(getattr(host, "memos", {})), rows)
     finally:
         host.close()

@@ -1,0 +1,54 @@
+"""Initial weights from what users have: a state dict, a module, or a safetensors file."""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import nn
+
+from feddkd.errors import InputError
+from feddkd.models.functional import Model
+
+Initial = Mapping[str, Any] | nn.Module | Model | str | Path
+
+
+def with_initial(model: Model, initial: Initial, sha256: str | None = None) -> Model:
+    """Return the model with the weights given. A file must have the checksum, where one is said."""
+    if isinstance(initial, str | Path):
+        return model.loaded(_read(Path(initial), sha256))
+    if isinstance(initial, Model):
+        return model.loaded(initial.net.state_dict())
+    if isinstance(initial, nn.Module):
+        return model.loaded(initial.state_dict())
+    if not isinstance(initial, Mapping):
+        raise InputError(
+            f"initial must be a state dict, a module or the path of a safetensors file, not {type(initial).__name__}"
+        )
+    return model.loaded(initial)
+
+
+def file_digest(path: str | None) -> str:
+    """Return the sha256 of a file with initial weights."""
+    if path is None:
+        raise InputError("initial_sha256 is given without a file: initial = 'weights.safetensors'")
+    return hashlib.sha256(_bytes(Path(path))).hexdigest()
+
+
+def _read(path: Path, sha256: str | None) -> dict[str, Any]:
+    content = _bytes(path)
+    if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
+        raise InputError(f"the initial weights in {path} are not those of this experiment: their sha256 is not {sha256[:12]}...")
+    try:
+        return load(content)
+    except SafetensorError as error:
+        raise InputError(f"{path} is not a safetensors file ({error}); write one with safetensors.torch.save_file") from None
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read the initial weights {path}: {error.strerror}") from None

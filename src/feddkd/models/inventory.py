@@ -1,0 +1,130 @@
+"""Which tensors a network has, of what kind each one is, and under which names it goes.
+
+trainable   parameters: trained, sent, averaged and distilled
+buffer      buffers that `state_dict()` holds, such as batch norm's statistics: sent and averaged
+constant    everything else: parameters with `requires_grad=False` and non-persistent buffers. They never change and never leave
+
+A tensor that is registered under several names (tied weights, a module used twice) is one tensor. Its name is the first of them.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
+
+from feddkd.errors import InputError
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """The names of a network's tensors, by kind; and every place where a tensor belongs."""
+
+    trainable: frozenset[str]
+    buffers: frozenset[str]
+    constants: frozenset[str]
+    norms: frozenset[str]  # the tensors of batch-norm layers, of whatever kind
+    slots: Mapping[str, str]  # place in a module -> name of the tensor there; no place occurs twice
+    saved: Mapping[str, str]  # key of state_dict() -> name of the tensor
+
+
+def inventory(net: nn.Module) -> Inventory:
+    """Return a network's inventory, or raise an InputError that names the layer or tensor that cannot be handled."""
+    _refuse_layers(net)
+    names = _names(net)
+    _refuse_tensors(net, names)
+    trainable = {names[id(tensor)] for tensor in net.parameters() if tensor.requires_grad}
+    state = net.state_dict(keep_vars=True)
+    saved = {key: names[id(tensor)] for key, tensor in state.items() if id(tensor) in names}
+    frozen = {names[id(tensor)] for tensor in net.parameters()} - trainable
+    buffers = set(saved.values()) - trainable - frozen
+    return Inventory(
+        frozenset(trainable),
+        frozenset(buffers),
+        frozenset(set(names.values()) - trainable - buffers),
+        frozenset(names[id(tensor)] for module in net.modules() if isinstance(module, _BatchNorm) for tensor in _own(module)),
+        {slot: names[id(tensor)] for slot, tensor in slots(net)},
+        saved,
+    )
+
+
+def slots(net: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield every place of every module, and the tensor there."""
+    for prefix, module in net.named_modules():
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None:
+                yield f"{prefix}.{name}" if prefix else name, tensor
+
+
+def loose_tensors(net: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors that are plain attributes of a module, with their names: torch neither moves nor saves them."""
+    for prefix, module in net.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, Tensor):
+                yield f"{prefix}.{name}" if prefix else name, value
+
+
+def _own(module: nn.Module) -> list[Tensor]:
+    return [tensor for tensor in (*module._parameters.values(), *module._buffers.values()) if tensor is not None]
+
+
+def _names(net: nn.Module) -> dict[int, str]:
+    """Identity of a tensor -> its name."""
+    names: dict[int, str] = {}
+    for name, tensor in (*net.named_parameters(), *net.named_buffers()):
+        names.setdefault(id(tensor), name)
+    return names
+
+
+def _refuse_layers(net: nn.Module) -> None:
+    for name, module in net.named_modules():
+        where = f"layer {name!r}" if name else "the network"
+        if isinstance(module, torch.jit.ScriptModule):
+            raise InputError(f"{where} is a torch.jit program, which cannot be taken apart: give the module it was made from")
+        if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            raise InputError(f"{where} is a {type(module).__name__}: give the module inside it, .module")
+        for own, tensor in module._parameters.items():
+            if is_lazy(tensor):
+                raise InputError(
+                    f"{where} ({type(module).__name__}) has no shape yet for {own!r}: "
+                    "call the network once with an example before you give it to feddkd"
+                )
+
+
+def _refuse_tensors(net: nn.Module, names: Mapping[int, str]) -> None:
+    for name, tensor in (*slots(net), *loose_tensors(net)):
+        if tensor.device.type == "meta":
+            raise InputError(f"tensor {name!r} is on the meta device and has no numbers: load the network's weights first")
+        if tensor.requires_grad and tensor.is_complex():
+            raise InputError(f"tensor {name!r} is complex: only real weights can be trained")
+    _refuse_overlaps({names[id(tensor)]: tensor for _, tensor in slots(net)})
+
+
+def _refuse_overlaps(tensors: Mapping[str, Tensor]) -> None:
+    """Raise an InputError if a trainable tensor shares memory with another tensor: torch's optimisers would change both."""
+    spans = sorted((_span(tensor), name) for name, tensor in tensors.items() if tensor.numel() and tensor.layout == torch.strided)
+    for (one, name), (other, next_name) in pairwise(spans):
+        together = one.device == other.device and other.start < one.end
+        if together and (tensors[name].requires_grad or tensors[next_name].requires_grad):
+            raise InputError(
+                f"tensors {name!r} and {next_name!r} share their memory but are two tensors: "
+                "tie weights by giving both layers the same Parameter, as in out.weight = embedding.weight"
+            )
+
+
+class Span(NamedTuple):
+    """Where a tensor lies in memory."""
+
+    device: str
+    start: int
+    end: int
+
+
+def _span(tensor: Tensor) -> Span:
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    start = tensor.data_ptr()
+    return Span(str(tensor.device), start, start + (last + 1) * tensor.element_size())

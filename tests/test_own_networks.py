@@ -1,0 +1,97 @@
+"""Users' own networks: every engine and strategy computes what the module itself does with torch.optim, or refuses by name."""
+
+import copy
+import os
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from feddkd import functional
+from feddkd.data.batches import Reads
+from feddkd.data.examples import Examples
+from feddkd.data.federation import assemble
+from feddkd.data.transforms import transform
+from feddkd.evaluate import Protocol
+from feddkd.methods import parse
+from feddkd.simulation import simulate_runs
+from own_networks import CASES, CLASSES, WORDS, Case, draw
+from plain_networks import PlainNetworks
+
+SIZES = (8, 12, 16)
+METHODS: dict[str, tuple[str, dict[str, Any]]] = {
+    "fedavg": ("fedavg(epochs=1, batch_size=4, lr=0.05)", {}),
+    "feddkd": ("fedavg(epochs=1, batch_size=4, lr=0.05) | dkd(steps=2, batch_size=5, lr=0.3)", {"distil": 2}),
+    "scaffold | dkd": (
+        "scaffold(epochs=1, batch_size=4, lr=0.05) | dkd(steps=2, batch_size=5, lr=0.3)", {"distil": 2, "scaffold": True},
+    ),
+}  # fmt: skip
+WAYS: dict[str, dict[str, Any]] = {
+    "serial": {"engine": "serial"},
+    **{name: {"engine": "batched", "options": {"strategy": name}} for name in ("vmap", "loop", "traced")},
+    **({"pool": {"engine": "pool", "options": {"workers": 2}}} if hasattr(os, "memfd_create") else {}),
+}
+
+
+def network(case: Case) -> nn.Module:
+    torch.manual_seed(3)
+    return case.build().double()
+
+
+def data(case: Case) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(4)
+    classes = WORDS if case.build is CASES["tied language model"].build else CLASSES
+    return [(draw(case.examples, n, generator), torch.randint(0, classes, (n,), generator=generator)) for n in SIZES]
+
+
+def run(
+    case: Case, net: nn.Module, text: str, way: dict[str, Any], rounds: int = 2, seed: int = 5
+) -> tuple[dict[str, Tensor], Any]:
+    """The final state_dict of a run with cohorts of two of three clients, and the last row."""
+    model, pairs = functional(net, output=case.output), data(case)
+    everything = torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
+    federation = assemble([Examples(*pair) for pair in pairs], Examples(*everything), None, transform(""))
+    rows: list[Any] = []
+    runs, _ = simulate_runs(
+        model, parse(text), [federation], [model.start()], [seed], rounds=rounds, cohort=2, protocol=Protocol.GLOBAL,
+        device="cpu", dtype=torch.float64, on_round=lambda now, _: rows.append(now[0]), **way,
+    )  # fmt: skip
+    if runs[0].error is not None:
+        raise runs[0].error
+    return model.state_dict(runs[0].state["params"], runs[0].state["buffers"]), rows[-1]
+
+
+def check(name: str, way: str, method: str) -> None:
+    case, (text, options) = CASES[name], METHODS[method]
+    net = network(case)
+    before = {key: tensor.clone() for key, tensor in net.state_dict().items()}
+    found, row = run(case, net, text, WAYS[way])
+    plain = PlainNetworks(copy.deepcopy(net), data(case), 5, Reads(4, epochs=1), 0.05, logits=case.logits, **options)
+    plain.run(rounds=2, cohort=2)
+    expected = plain.net.state_dict()
+    assert list(found) == list(expected)
+    for key, tensor in expected.items():
+        assert torch.allclose(found[key].double(), tensor.double(), rtol=0, atol=1e-10), key
+    net.load_state_dict(found)  # strictly
+    assert any(not torch.equal(before[key], tensor) for key, tensor in found.items())
+    again, row_again = run(case, network(case), text, WAYS[way])
+    assert all(torch.equal(found[key], again[key]) for key in found)
+    assert row == row_again
+
+
+QUICK = [(way, method) for way in WAYS for method in METHODS if way in ("serial", "vmap") or method == "feddkd"]
+THOROUGH = [(way, method) for way in WAYS for method in METHODS if (way, method) not in QUICK]
+
+
+@pytest.mark.parametrize(("way", "method"), QUICK)
+@pytest.mark.parametrize("name", CASES)
+def test_a_users_network_computes_what_it_would_with_torch_optim(name: str, way: str, method: str) -> None:
+    check(name, way, method)
+
+
+@pytest.mark.networks
+@pytest.mark.parametrize(("way", "method"), THOROUGH)
+@pytest.mark.parametrize("name", CASES)
+def test_the_rest_of_the_table(name: str, way: str, method: str) -> None:
+    check(name, way, method)
