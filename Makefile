@@ -35,6 +35,10 @@ docs: $(DONE) ## the documentation as a site: build/site/index.html; nothing is 
 federation: $(DONE) ## Flower for real, the long tests: nodes killed in each phase, restarts, strangers, plain Flower, Ray (where it is installed)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m federation tests/test_deployment.py tests/test_secure_deployment.py
 
+networks: $(DONE) ## users' networks, Hugging Face's and peft's among them, with every method on every engine
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[networks]'
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m networks tests/test_own_networks.py tests/test_hugging_face.py
+
 methods-docs: $(DONE) ## write docs/methods from the methods' own files
 	$(BIN)/feddkd methods --markdown docs/methods
 
@@ -72,4 +76,4 @@ format: $(DONE) ## put the code in order
 clean: ## remove what the targets above made, except runs
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo test docs federation methods-docs methods-table reproduction mutants report-bench screenshots faults soak fuzz format clean
+.PHONY: help setup demo test docs federation networks methods-docs methods-table reproduction mutants report-bench screenshots faults soak fuzz format clean

@@ -62,8 +62,8 @@ def run(
     return model.state_dict(runs[0].state["params"], runs[0].state["buffers"]), rows[-1]
 
 
-def check(name: str, way: str, method: str) -> None:
-    case, (text, options) = CASES[name], METHODS[method]
+def check(case: Case, way: str, method: str) -> None:
+    text, options = METHODS[method]
     net = network(case)
     before = {key: tensor.clone() for key, tensor in net.state_dict().items()}
     found, row = run(case, net, text, WAYS[way])
@@ -87,11 +87,11 @@ THOROUGH = [(way, method) for way in WAYS for method in METHODS if (way, method)
 @pytest.mark.parametrize(("way", "method"), QUICK)
 @pytest.mark.parametrize("name", CASES)
 def test_a_users_network_computes_what_it_would_with_torch_optim(name: str, way: str, method: str) -> None:
-    check(name, way, method)
+    check(CASES[name], way, method)
 
 
 @pytest.mark.networks
 @pytest.mark.parametrize(("way", "method"), THOROUGH)
 @pytest.mark.parametrize("name", CASES)
 def test_the_rest_of_the_table(name: str, way: str, method: str) -> None:
-    check(name, way, method)
+    check(CASES[name], way, method)

@@ -125,7 +125,7 @@ def _attention(
     dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
     """softmax(q k^T scale + mask), dropped out, times v."""
-    if dropout_p == 0:
+    if dropout_p == 0 and not (query.device.type == "cpu" and _is_laned(query)):  # torch's kernel for CPUs has no vmap rule
         result: Tensor = func(query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
         return result
     if enable_gqa:
@@ -137,7 +137,17 @@ def _attention(
         scores = scores.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
     nothing = (scores == -math.inf).all(-1, keepdim=True)  # a row with everything masked: torch gives zeros, not NaN
     weights = scores.masked_fill(nothing, 0).softmax(-1).masked_fill(nothing, 0)
-    return drop(weights, dropout_p, draws.uniform(weights.shape)) @ value
+    return (drop(weights, dropout_p, draws.uniform(weights.shape)) if dropout_p else weights) @ value
+
+
+def _is_laned(x: Tensor) -> bool:
+    """Return whether a tensor stands for several under vmap."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(x):
+        if functorch.is_batchedtensor(x):
+            return True
+        x = functorch.get_unwrapped(x)
+    return False
 
 
 def _recurrent(draws: KeyedDraws, func: Any, *args: Any) -> Any:
@@ -161,7 +171,7 @@ def _rrelu(
     draws: KeyedDraws, func: Any, input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, *_: Any
 ) -> Tensor:
     if not training:
-        return func(input, lower, upper, training)  # type: ignore[no-any-return]
+        return nn.functional.leaky_relu(input, (lower + upper) / 2)
     slope = lower + (upper - lower) * draws.uniform(input.shape).to(input.dtype)
     return torch.where(input >= 0, input, input * slope)
 
