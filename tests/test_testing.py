@@ -179,7 +179,33 @@ def counts_on_everybody_in_the_second_exchange() -> Method:
     return Method((replace(first, server=remember), replace(second, server=server)))
 
 
+def keeps_its_head_in_a_memo_of_its_own() -> Method:
+    """FedPer by hand: heads are trained at home, and nobody says so to those who judge the model."""
+
+    def head(model: Model, params: Tensors) -> Tensors:
+        return {name: w for name, w in params.items() if name.startswith(f"{model.head}.")}
+
+    (phase,) = local().phases
+    client = phase.client
+    assert isinstance(client, Fold)
+
+    def start(model: Model, sent: Groups, memo: Groups) -> Groups:
+        return client.start(model, {**sent, "params": {**sent["params"], **memo["mine"]}}, memo)
+
+    def finish(model: Model, sent: Groups, carry: Groups, memo: Groups) -> tuple[Groups, Groups]:
+        upload, after = client.finish(model, sent, carry, memo)
+        shared = {**upload["params"], **head(model, sent["params"])}
+        return {**upload, "params": shared}, {**after, "mine": head(model, carry["params"])}
+
+    def brings(model: Model, state: Groups, world: World) -> Groups:
+        return {"mine": head(model, state["params"])}
+
+    fold = replace(client, start=start, finish=finish)
+    return Method((replace(phase, client=fold, keeps=frozenset({"mine"}), brings=brings),))
+
+
 BROKEN = {
+    keeps_its_head_in_a_memo_of_its_own: "reports what it trains",
     changes_its_memo: "mutates nothing",
     changes_the_servers_state: "mutates nothing",
     writes_into_a_mapping: "mutates nothing",

@@ -16,8 +16,8 @@ from feddkd.errors import InputError
 from feddkd.method import Method
 from feddkd.methods import parse
 from feddkd.params import Groups
-from feddkd.testing.stage import Network, Played, rehearse
-from feddkd.testing.witnesses import Counting, FallsSilent, Unseeded, guarded
+from feddkd.testing.stage import Network, Played, first_weights, rehearse
+from feddkd.testing.witnesses import Counting, FallsSilent, Unseeded, guarded, watched
 
 TOLERANCE = 1e-12
 WAYS: list[dict[str, Any]] = [
@@ -202,6 +202,20 @@ def agrees_on_all_engines(trial: Trial) -> None:
         trial.agree("two seeds at once and each by itself", alone, _alone(together, at), TOLERANCE, how)
 
 
+def reports_what_it_trains(trial: Trial) -> None:
+    """The model that is judged holds what clients have trained: no tensor of it is left as it was at the beginning."""
+    moved: set[str] = set()
+    played = trial.play("a run", dress=lambda method: watched(method, moved), rounds=2, cohort=4)
+    first = first_weights(trial.network)
+    for name in sorted(moved & first.keys()):
+        reported = [{**played.states[0]["params"], **memo.get("private", {})}.get(name) for memo in played.memos.values()]
+        left = [tensor is None or (tensor.shape == first[name].shape and torch.equal(tensor, first[name])) for tensor in reported]
+        trial.hold(
+            not all(left), f"clients train {name!r}, and in the model that is judged it is still as it was at the beginning: "
+            "upload it, or let Method.private or Method.private_patterns name it",
+        )  # fmt: skip
+
+
 # The order matters: what breaks one law may show in those below it, too.
 LAWS = {
     "mutates nothing": mutates_nothing,
@@ -209,5 +223,6 @@ LAWS = {
     "reads back from its text": reads_back,
     "reports its bytes": reports_its_bytes,
     "survives partial cohorts": survives_partial_cohorts,
+    "reports what it trains": reports_what_it_trains,
     "agrees on all engines": agrees_on_all_engines,
 }

@@ -82,6 +82,11 @@ def _model(network: Network) -> Model:
         return functional(build(network))
 
 
+def first_weights(network: Network, world: int = 0) -> dict[str, Tensor]:
+    """Return the parameters that runs on the network begin with."""
+    return to(_model(network).initial(("init", world))[0], "cpu", torch.float64)
+
+
 def _start(method: Method, model: Model, world: Federation, number: int, seed: int) -> tuple[Groups, Groups]:
     params, buffers = (to(group, "cpu", torch.float64) for group in model.initial(("init", number)))
     facts = World(("method", seed), len(world.train), world.classes, len(world.public), CLASSES)

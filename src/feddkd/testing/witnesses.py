@@ -12,7 +12,8 @@ from feddkd.data.federation import SERVER
 from feddkd.engines import Engine, Order, Reply
 from feddkd.engines.serial import ALL, Serial, answer
 from feddkd.keys import Key
-from feddkd.method import Exchange, Fold, Gradient, Method, Phase
+from feddkd.method import Batch, Exchange, Fold, Gradient, Method, Phase
+from feddkd.models import Model
 from feddkd.params import Groups, bytes_of
 
 
@@ -160,6 +161,26 @@ def guarded(method: Method, complain: Callable[[str], None]) -> Method:
         )  # fmt: skip
 
     return replace(method, phases=tuple(guard(phase) for phase in method.phases))
+
+
+def watched(method: Method, moved: set[str]) -> Method:
+    """Return the same method; `moved` is told the names of the parameters that clients' steps change."""
+
+    def watch(phase: Phase) -> Phase:
+        client = phase.client
+        if not isinstance(client, Fold) or phase.at == "server":
+            return phase
+        step = client.step
+
+        def watched_step(model: Model, sent: Groups, carry: Groups, batch: Batch) -> Groups:
+            after = step(model, sent, carry, batch)
+            before = carry.get("params", {})
+            moved.update(n for n, w in after.get("params", {}).items() if n in before and not torch.equal(w, before[n]))
+            return after
+
+        return replace(phase, client=replace(client, step=watched_step))
+
+    return replace(method, phases=tuple(map(watch, method.phases)))
 
 
 def _names(holder: Any) -> Sequence[Any]:
