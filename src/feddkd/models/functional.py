@@ -7,6 +7,7 @@ may loop, vmap, compile or capture the call. What cannot be wrapped is refused w
 
 import copy
 import hashlib
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -228,8 +229,9 @@ def functional(net: "nn.Module | Model", *, head: str | None = None, output: Cho
     """
     if isinstance(net, Model):
         return net
-    given = _copied(_uncompiled(net))
-    tensors, tap, head = inventory(given), _Tap(), _find_head(given, head)
+    net = _uncompiled(net)
+    tensors, tap, head = inventory(net), _Tap(), _find_head(net, head)  # of the original: a copy no longer shares memory
+    given = _copied(net)
     skeleton = _skeleton(given, head, tap)
     return Model(
         net=given,
@@ -314,7 +316,8 @@ class _Uncompiled(nn.Module):
 
 
 def _uncompiled(net: nn.Module) -> nn.Module:
-    return _Uncompiled(net._orig_mod) if isinstance(net, torch._dynamo.OptimizedModule) else net
+    dynamo = sys.modules.get("torch._dynamo")  # to import it takes a second, and without it nothing is compiled
+    return _Uncompiled(net._orig_mod) if dynamo is not None and isinstance(net, dynamo.OptimizedModule) else net
 
 
 def _copied(net: nn.Module) -> nn.Module:
