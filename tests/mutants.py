@@ -25,6 +25,9 @@ FLOWER = ("tests/test_flower.py",)
 DOOR = ("tests/test_door.py",)
 MASKS = ("tests/test_masks.py",)
 SECURE = ("tests/test_secure.py",)
+OWN_NETWORKS = ("tests/test_own_networks.py",)
+KINDS = ("tests/test_network_kinds.py",)
+PROOF = ("tests/test_proof.py",)
 
 
 class Mutant(NamedTuple):
@@ -187,6 +190,46 @@ MUTANTS = [
            """.replace("<", "\\\\u003c")""", "", ("tests/test_page.py",)),
     Mutant("a forecast counts every exchange as one of the first phase", "forecast.py",
            "up + counts[id(phase)] * short[0]", "up + counts[id(method.phases[0])] * short[0]", ("tests/test_forecast.py",)),
+    Mutant("tied weights come apart", "models/inventory.py",
+           "names.setdefault(id(tensor), name)", "names[id(tensor)] = name", OWN_NETWORKS),
+    Mutant("a second place of a tied tensor is left on the meta device", "models/functional.py",
+           "tensors = {slot: given[name] for slot, name in self.tensors.slots.items()}", "tensors = given", OWN_NETWORKS),
+    Mutant("frozen parameters are trained", "models/inventory.py",
+           "for tensor in net.parameters() if tensor.requires_grad}", "for tensor in net.parameters()}", KINDS),
+    Mutant("non-persistent buffers are sent", "models/inventory.py",
+           "frozenset(buffers),", 'frozenset({names[id(tensor)] for tensor in net.buffers()}),', KINDS),
+    Mutant("weights of a given network are thrown away", "models/functional.py",
+           "state = {name: tensor.detach().to(\"cpu\", copy=True)", "state = {name: torch.zeros_like(tensor)", KINDS),
+    Mutant("a network is built without the seed", "models/functional.py",
+           "    with seeded_generators(key):\n        net = build()", "    net = build()", KINDS),
+    Mutant("NumPy's generator is not seeded", "models/building.py", "np.random.seed(seed % 2**32)", "pass", KINDS),
+    Mutant("Python's generator is not seeded", "models/building.py", "random.seed(seed)\n            yield", "yield", KINDS),
+    Mutant("dropout as a function draws from a generator", "models/draws.py", '"dropout", "alpha_dropout", "dropout1d"',
+           '"alpha_dropout", "dropout1d"', OWN_NETWORKS),
+    Mutant("dropout between recurrent layers draws from a generator", "models/draws.py",
+           '**dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), _recurrent),', "", OWN_NETWORKS),
+    Mutant("dropout in fused attention draws from a generator", "models/draws.py",
+           '"scaled_dot_product_attention": _attention,', "", OWN_NETWORKS),
+    Mutant("every draw of a call is the first", "models/draws.py",
+           "FREE + self.count, self.count + 1", "FREE + self.count, self.count", KINDS),
+    Mutant("a dropout layer draws one mask for all its calls", "models/draws.py", "self._calls[layer] += 1", "pass", KINDS),
+    Mutant("a network that couples examples is padded", "models/proof.py",
+           "couples=couples, head", "couples=model.couples, head", OWN_NETWORKS),
+    Mutant("what the functional form computes is not compared", "models/proof.py",
+           "if not _close(expected.logits, found.logits):", "if False:", PROOF),
+    Mutant("generators that move are not seen", "models/proof.py", "if before != _generators(self.x):\n            self", "if False:\n            self",
+           KINDS),
+    Mutant("seeds with other frozen weights go together", "models/functional.py",
+           "return ours.keys() == theirs.keys() and all(", "return True or all(", KINDS),
+    Mutant("names kept at home are sent", "method.py",
+           "kinds.union(*(_matching(pattern, model) for pattern in self.private_patterns))", "kinds", KINDS),
+    Mutant("personal models are validated on everybody's data", "data/federation.py",
+           '"validation": (self.validation, self.own_validation)', '"validation": (self.validation, None)', KINDS),
+    Mutant("a file of initial weights may be another", "models/initial.py",
+           "if sha256 is not None and", "if False and", KINDS),
+    Mutant("a method may train what nobody judges", "testing/laws.py",
+           '"reports what it trains": reports_what_it_trains,', '"reports what it trains": mutates_nothing,',
+           ("tests/test_testing.py",)),
 ]  # fmt: skip
 
 

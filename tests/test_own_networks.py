@@ -32,6 +32,18 @@ WAYS: dict[str, dict[str, Any]] = {
     **{name: {"engine": "batched", "options": {"strategy": name}} for name in ("vmap", "loop", "traced")},
     **({"pool": {"engine": "pool", "options": {"workers": 2}}} if hasattr(os, "memfd_create") else {}),
 }
+ON_CUDA: dict[str, dict[str, Any]] = {
+    f"cuda {name}": {"engine": "batched", "device": "cuda", "options": {"strategy": name, "precision": "fp32"}}
+    for name in ("loop", "vmap", "graph", "streams", "fused", "fused-streams", "kernels")
+}
+COMPILED = {
+    "resnet-18, batch norm",
+    "transformer encoder",
+    "u-net",
+    "frozen backbone",
+    "tied language model",
+    "dropout functions",
+}
 
 
 def network(case: Case) -> nn.Module:
@@ -55,29 +67,30 @@ def run(
     rows: list[Any] = []
     runs, _ = simulate_runs(
         model, parse(text), [federation], [model.start()], [seed], rounds=rounds, cohort=2, protocol=Protocol.GLOBAL,
-        device="cpu", dtype=torch.float64, on_round=lambda now, _: rows.append(now[0]), **way,
+        dtype=torch.float64, on_round=lambda now, _: rows.append(now[0]), **{"device": "cpu", **way},
     )  # fmt: skip
     if runs[0].error is not None:
         raise runs[0].error
     return model.state_dict(runs[0].state["params"], runs[0].state["buffers"]), rows[-1]
 
 
-def check(case: Case, way: str, method: str) -> None:
+def check(case: Case, way: str, method: str, tolerance: float = 1e-10) -> None:
     text, options = METHODS[method]
     net = network(case)
     before = {key: tensor.clone() for key, tensor in net.state_dict().items()}
-    found, row = run(case, net, text, WAYS[way])
+    found, row = run(case, net, text, (WAYS | ON_CUDA)[way])
     plain = PlainNetworks(copy.deepcopy(net), data(case), 5, Reads(4, epochs=1), 0.05, logits=case.logits, **options)
     plain.run(rounds=2, cohort=2)
     expected = plain.net.state_dict()
     assert list(found) == list(expected)
     for key, tensor in expected.items():
-        assert torch.allclose(found[key].double(), tensor.double(), rtol=0, atol=1e-10), key
+        assert torch.allclose(found[key].double(), tensor.double(), rtol=0, atol=tolerance), key
     net.load_state_dict(found)  # strictly
     assert any(not torch.equal(before[key], tensor) for key, tensor in found.items())
-    again, row_again = run(case, network(case), text, WAYS[way])
-    assert all(torch.equal(found[key], again[key]) for key in found)
-    assert row == row_again
+    if way in WAYS:
+        again, row_again = run(case, network(case), text, WAYS[way])
+        assert all(torch.equal(found[key], again[key]) for key in found)
+        assert row == row_again
 
 
 QUICK = [(way, method) for way in WAYS for method in METHODS if way in ("serial", "vmap") or method == "feddkd"]
@@ -95,3 +108,13 @@ def test_a_users_network_computes_what_it_would_with_torch_optim(name: str, way:
 @pytest.mark.parametrize("name", CASES)
 def test_the_rest_of_the_table(name: str, way: str, method: str) -> None:
     check(CASES[name], way, method)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.filterwarnings("ignore")  # compilers warn of their own affairs
+@pytest.mark.parametrize("way", ON_CUDA)
+@pytest.mark.parametrize("name", CASES)
+def test_a_users_network_computes_the_same_on_a_gpu(name: str, way: str) -> None:
+    if way.split()[1] in ("fused", "fused-streams", "kernels") and name not in COMPILED:
+        pytest.skip("to compile takes long")
+    check(CASES[name], way, "feddkd", tolerance=1e-8)

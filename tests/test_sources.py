@@ -73,7 +73,7 @@ def test_examples_need_not_be_images() -> None:
     [
         ((X[:, 0, 0, 0], Y), r"shape \(N, C, H, W\), and not empty; not \(8,\)"),
         ((X[:0], Y[:0]), r"not empty; not \(0, 1, 4, 4\)"),
-        ((X[:5], Y), r"5 images need labels of shape \(5,\), not \(8,\)"),
+        ((X[:5], Y), r"5 examples need labels of shape \(5,\), not \(8,\)"),
         ((X, Y[:, None]), r"labels of shape \(8,\), not \(8, 1\)"),
         ((X.long(), Y), "uint8 or floating point, not torch.int64"),
         ((torch.zeros(8, 32, 32, 3, dtype=torch.uint8), Y), "channels last"),
@@ -88,7 +88,7 @@ def test_examples_need_not_be_images() -> None:
         (7, "not int"),
         (Pairs([X[0]]), "item 0 of the data set is not a pair"),
         (Pairs([(X[0], 1), (X[0][:, :2], 1)]), "one shape, not 2"),
-        (Pairs([("picture", 1)]), "the image of item 0 must be a tensor or an array of numbers, not str"),
+        (Pairs([("picture", 1)]), "the example of item 0 must be a tensor or an array of numbers, not str"),
         (Pairs([]), "one shape, not 0"),
     ],
 )
@@ -218,7 +218,7 @@ def test_own_npz_files_are_read_from_the_folder_or_by_path(tmp_path: Path) -> No
         assert torch.equal(data.train.x, X)
         assert data.classes == 3
     np.savez(path, x_train=X, y_train=Y, x_test=X, y_test=Y[:3])
-    with pytest.raises(InputError, match=r"own.npz: 8 images need labels"):
+    with pytest.raises(InputError, match=r"own.npz: 8 examples need labels"):
         load("npz(path='own.npz')", tmp_path)
 
 

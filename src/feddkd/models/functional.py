@@ -344,6 +344,9 @@ def _skeleton(net: nn.Module, head: str | None, tap: _Tap) -> nn.Module:
     """Return the network's structure without its memory: tensors on the meta device, dropout keyed, the head's input tapped."""
     skeleton = copy.deepcopy(net).to("meta")
     announce_dropout(skeleton, lambda: tap.draws)
+    for module in skeleton.modules():
+        if isinstance(module, nn.RNNBase):  # on a GPU it would lay out its weights anew, which come with each call
+            setattr(module, "flatten_parameters", _do_nothing)  # noqa: B010
     if head is not None:
 
         def tapped(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -351,6 +354,10 @@ def _skeleton(net: nn.Module, head: str | None, tap: _Tap) -> nn.Module:
 
         skeleton.get_submodule(head).register_forward_pre_hook(tapped)
     return skeleton
+
+
+def _do_nothing() -> None:
+    pass
 
 
 def _in_mode(skeleton: nn.Module, mode: Mode) -> nn.Module:

@@ -1,0 +1,74 @@
+"""The proof before a run: a functional form that computes something else is refused, with the layer's name."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from feddkd import InputError, functional
+from feddkd.models import Model
+from feddkd.models.proof import prove
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 3)).double()
+
+
+def proven(model: Model) -> Model:
+    return prove(model, *model.start(), torch.randn(4, 5, dtype=torch.float64))
+
+
+def with_slots(model: Model, **slots: str) -> Model:
+    return replace(model, tensors=replace(model.tensors, slots={**model.tensors.slots, **slots}))
+
+
+def test_a_network_that_is_computed_as_it_is_passes() -> None:
+    assert proven(functional(network())).param_names == functional(network()).param_names
+
+
+def test_a_tensor_in_the_wrong_place_is_found_in_its_layer() -> None:
+    broken = with_slots(functional(network()), **{"1.weight": "1.bias"})
+    with pytest.raises(InputError, match=r"layer '1' \(BatchNorm1d\).*evaluation mode"):
+        proven(broken)
+
+
+def test_what_differs_in_training_alone_is_found_too() -> None:
+    model = functional(network())
+    broken = replace(model, nets={**model.nets, "train": model.nets["eval"]})
+    with pytest.raises(InputError, match="training mode"):
+        proven(broken)
+
+
+def test_a_tensor_on_the_meta_device_never_takes_part() -> None:
+    model = functional(network())
+    slots = {slot: name for slot, name in model.tensors.slots.items() if slot != "3.bias"}
+    with pytest.raises((InputError, RuntimeError)):
+        proven(replace(model, tensors=replace(model.tensors, slots=slots)))
+
+
+class Sums(nn.Module):
+    """Couples the examples in a buffer alone."""
+
+    total: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(5, 3)
+        self.register_buffer("total", torch.zeros(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.total += x.detach().abs().sum(0)
+        found: Tensor = self.out(x)
+        return found
+
+
+@pytest.mark.parametrize(
+    ("net", "couples"),
+    [(nn.Linear(5, 3), False), (nn.LayerNorm(5), False), (network(), True), (Sums(), True), (nn.Dropout(0.5), False)],
+    ids=["linear", "layer norm", "batch norm", "a buffer", "dropout"],
+)
+def test_networks_that_couple_examples_are_found_by_trying(net: nn.Module, couples: bool) -> None:
+    assert proven(functional(nn.Sequential(nn.Linear(5, 5), net).double())).couples is couples
