@@ -440,6 +440,15 @@ def test_a_reused_dropout_layer_draws_a_new_mask_at_each_call() -> None:
     assert abs(kept.float().mean().item() - 0.25) < 0.02
 
 
+def test_two_random_functions_in_one_call_draw_different_numbers() -> None:
+    class Twice(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.dropout(F.dropout(x)) + 0 * torch.rand(100)
+
+    kept = functional(Twice())({}, {}, torch.ones(100, 100), mode="train", key=torch.tensor(3)).logits > 0
+    assert abs(kept.float().mean().item() - 0.25) < 0.02
+
+
 def test_whole_numbers_are_tokens_and_a_table_of_them_is_told_how_to_come() -> None:
     pairs = data(CASES["transformer encoder"])
     assert simulate(model=seeded(Encoder), clients=pairs, test=pairs[0], method=LOCAL).history

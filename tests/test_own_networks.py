@@ -19,7 +19,7 @@ from feddkd.simulation import simulate_runs
 from own_networks import CASES, CLASSES, WORDS, Case, draw
 from plain_networks import PlainNetworks
 
-SIZES = (8, 12, 16)
+SIZES = (11, 15, 16)  # with batches of four two clients end an epoch with three examples
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "fedavg": ("fedavg(epochs=1, batch_size=4, lr=0.05)", {}),
     "feddkd": ("fedavg(epochs=1, batch_size=4, lr=0.05) | dkd(steps=2, batch_size=5, lr=0.3)", {"distil": 2}),
