@@ -25,11 +25,11 @@ import flwr
 from flwr.app import Message
 
 from feddkd import Experiment
-from feddkd.availability import Absence
-from feddkd.engines.flower.deployment import Deployment, deployed
-from feddkd.execute import execute
-from feddkd.record import Record, find
-from feddkd.rounds import Row
+from feddkd.flower.deployment.local_federation import Deployment, deployed
+from feddkd.rounds.availability import Absence
+from feddkd.rounds.loop import Row
+from feddkd.runs.record import Record, find
+from feddkd.runs.runner import execute
 
 ROOT = Path(__file__).parent.parent
 LETTERS = Experiment(

@@ -26,10 +26,10 @@ import flwr
 from flwr.app import Message
 
 from feddkd import Experiment
-from feddkd.engines.flower.deployment import deployed
-from feddkd.engines.flower.processes import Processes, free_port
-from feddkd.execute import execute
-from feddkd.record import find
+from feddkd.flower.deployment.local_federation import deployed
+from feddkd.flower.deployment.processes import Processes, free_port
+from feddkd.runs.record import find
+from feddkd.runs.runner import execute
 
 HERE = Path(__file__).parent
 QUIET = {

@@ -17,11 +17,11 @@ from typing import Any
 
 import feddkd
 from feddkd import METHODS, Experiment, InputError, __version__, parse
-from feddkd.catalogue import entry
-from feddkd.evaluate import Protocol
-from feddkd.execute import execute
-from feddkd.record import Record, find, folder_name
-from feddkd.summary import mean_and_std, summarise
+from feddkd.method_docs.metadata import entry
+from feddkd.rounds.evaluation import Protocol
+from feddkd.runs.record import Record, find, folder_name
+from feddkd.runs.runner import execute
+from feddkd.runs.summary import mean_and_std, summarise
 
 ROOT = Path(__file__).parent.parent
 JOB: dict[str, Any] = {

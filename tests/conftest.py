@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from commandline import TINY, Done, Feddkd
-from feddkd import prepare
-from feddkd.cli import main
+from feddkd.cli.app import main
+from feddkd.runs import prepare
 
 torch.set_num_threads(1)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # shells let what they start in the background ignore it

@@ -19,7 +19,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from safetensors.torch import load_file
 from torch import Tensor
 
-from feddkd.record import find
+from feddkd.runs.record import find
 
 LOCAL = "epochs=1, batch_size=32, lr=0.1"
 METHODS = [f"fedavg({LOCAL})", f"fedbn({LOCAL})", f"scaffold({LOCAL})", f"fedgen({LOCAL}, generator_steps=2)"]

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from feddkd import Experiment
-from feddkd.session import Every
+from feddkd.runs.session import Every
 
 METHODS = {
     "dkd": "fedavg(epochs=1, batch_size=32) | dkd(steps=2, momentum=0.5)",

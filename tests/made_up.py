@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from feddkd.experiment import Experiment
-from feddkd.record import folder_name
-from feddkd.recorder import Recorder, describe
+from feddkd.runs.record import folder_name
+from feddkd.runs.recorder import Recorder, describe
 
 METHODS = [f"fedavg(lr={lr})" + tail for lr in (0.3, 0.2, 0.1, 0.05, 0.03, 0.01) for tail in ("", " | dkd()", " | dkd(steps=5)")]
 CLIENTS, CLASSES = 20, 62

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div, log_softmax, mse_loss, softmax
 
 from feddkd.data.batches import Reads, draw
-from feddkd.rounds import choose
+from feddkd.rounds.loop import choose
 
 Pair = tuple[Tensor, Tensor]
 Extra = Callable[[nn.Module, nn.Module, Tensor], Tensor]  # (local net, net that was sent, features) -> what is added to the loss

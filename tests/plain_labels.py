@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn.functional import kl_div, log_softmax, nll_loss, softmax
 
 from feddkd.data.batches import draw
-from feddkd.keys import step_keys, uniform
-from feddkd.rounds import choose
+from feddkd.randomness import step_keys, uniform
+from feddkd.rounds.loop import choose
 from plain import Plain
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax, softmax
 
 from feddkd.data.batches import Reads, draw
-from feddkd.rounds import choose
+from feddkd.rounds.loop import choose
 
 Pair = tuple[Tensor, Tensor]
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from feddkd.data.batches import Reads, draw
-from feddkd.rounds import choose
+from feddkd.rounds.loop import choose
 from plain_matching import Pair, distil
 
 

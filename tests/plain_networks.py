@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax, softmax
 
 from feddkd.data.batches import Reads, draw
-from feddkd.keys import step_keys
-from feddkd.models.draws import keyed
-from feddkd.rounds import choose
+from feddkd.models.keyed_draws import keyed
+from feddkd.randomness import step_keys
+from feddkd.rounds.loop import choose
 
 Pair = tuple[Tensor, Tensor]
 State = dict[str, Tensor]

@@ -13,8 +13,8 @@ from statistics import median
 from typing import Any
 
 from browser import MISSING, chromium, found
-from feddkd.page import write
-from feddkd.record import find
+from feddkd.reports.html.page import write
+from feddkd.runs.record import find
 from made_up import make
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from PIL import Image
 
 from browser import MISSING, Page, chromium, found
-from feddkd.execute import execute, lock_step
 from feddkd.experiment import load
-from feddkd.page import write
-from feddkd.record import find
+from feddkd.reports.html.page import write
+from feddkd.runs.record import find
+from feddkd.runs.runner import execute, lock_step
 
 ROOT = Path(__file__).parent.parent
 PICTURES = ROOT / "docs" / "pictures"

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from feddkd.execute import execute
+from feddkd.runs.runner import execute
 from interrupted import ENGINES, METHODS, OFTEN, content, experiment
 
 SEED = 0

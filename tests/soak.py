@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from feddkd import Experiment
-from feddkd.execute import execute
-from feddkd.session import Every
+from feddkd.runs.runner import execute
+from feddkd.runs.session import Every
 from interrupted import ENGINES
 
 ROUNDS = 2000

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from commandline import Done, Feddkd
-from feddkd.data.formats import CIFAR
+from feddkd.data.sources.formats import CIFAR
 from fuzz import by_hypothesis, targets
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (60, 1, 8, 8)).astype(np.uint8)

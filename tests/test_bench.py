@@ -10,16 +10,17 @@ import pytest
 import torch
 
 from feddkd.bench import JOBS, Bench, document, page, setting, sized
+from feddkd.bench.baseline import Loop
 from feddkd.bench.clock import flops_an_example
-from feddkd.bench.drive import driven
+from feddkd.bench.engine_side import driven
 from feddkd.bench.jobs import DIRICHLET, FEMNIST, MANY_SMALL, Job
-from feddkd.bench.loop import Loop
 from feddkd.bench.setting import Setting
-from feddkd.cli import main
-from feddkd.engines.opening import ENGINES
+from feddkd.cli.app import main
+from feddkd.engines.select import ENGINES
 from feddkd.errors import InputError
 from feddkd.methods import parse
-from feddkd.models import MODELS, functional
+from feddkd.models.functional import functional
+from feddkd.models.registry import MODELS
 from small import distance
 
 CPU = torch.device("cpu")

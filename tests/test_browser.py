@@ -23,9 +23,9 @@ from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
 from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
 
-from feddkd.commands.watching import server  # noqa: E402
-from feddkd.page import write  # noqa: E402
-from feddkd.record import find  # noqa: E402
+from feddkd.cli.watch import server  # noqa: E402
+from feddkd.reports.html.page import write  # noqa: E402
+from feddkd.runs.record import find  # noqa: E402
 
 CHARTS = ["accuracy", "gain", "theory", "clients", "partition", "confusion"]
 CURVES = "return document.querySelectorAll('#{} .scatterlayer .js-line').length"

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from feddkd import METHODS, parse
-from feddkd.catalogue import Entry, _paper, entries, entry, is_piece
-from feddkd.cli import main
-from feddkd.manual import pages
+from feddkd.cli.app import main
 from feddkd.method import Method
+from feddkd.method_docs.markdown import pages
+from feddkd.method_docs.metadata import Entry, _paper, entries, entry, is_piece
 from feddkd.methods.local import Local, Variant, local_training
 
 DOCS = Path(__file__).parent.parent / "docs" / "methods"

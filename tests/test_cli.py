@@ -16,10 +16,10 @@ import torch
 
 from commandline import TINY, Feddkd
 from feddkd import __version__
-from feddkd.engines.batched import Batched
+from feddkd.engines.batched.engine import Batched
 from feddkd.experiment import KEYS
 from feddkd.methods import METHODS
-from feddkd.values import Count
+from feddkd.spec.types import Count
 
 PROMISED = ["digest", "method", "seed", "rounds", "test_accuracy", "best_round", "final_test_accuracy", "communications",
             "local_steps", "bytes_up", "bytes_down", "seconds"]  # fmt: skip

@@ -12,8 +12,8 @@ from torch.nn import functional as F  # noqa: N812
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from feddkd.engines.convolving import _convolve, _to_weights, fusing
-from feddkd.engines.tracing import traced
+from feddkd.engines.compile.fused_conv import _convolve, _to_weights, fusing
+from feddkd.engines.compile.trace import traced
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "pooling, then ReLU": lambda: nn.Sequential(nn.Conv2d(2, 5, 3, bias=False), nn.MaxPool2d(2), nn.ReLU()),

@@ -20,13 +20,13 @@ pytest.importorskip("flwr")
 from flwr.app import Message
 
 from feddkd import Experiment, NobodyAnsweredError
-from feddkd.engines.flower.credentials import AUTHORITY, make_node, make_server
-from feddkd.engines.flower.deployment import Deployment, deployed
-from feddkd.engines.flower.processes import Processes, free_port
-from feddkd.execute import execute
-from feddkd.flower.template import FILES
-from feddkd.rounds import Row
-from feddkd.session import Every
+from feddkd.flower.deployment.credentials import AUTHORITY, make_node, make_server
+from feddkd.flower.deployment.local_federation import Deployment, deployed
+from feddkd.flower.deployment.processes import Processes, free_port
+from feddkd.flower.deployment.template import FILES
+from feddkd.rounds.loop import Row
+from feddkd.runs.runner import execute
+from feddkd.runs.session import Every
 from flower_double import DKD, FEDDKD, LOCAL, NORM, SETTING, apart, check_same, final, rows
 from test_processes import alive, gone
 

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax
 
 from feddkd.data.batches import Reads
-from feddkd.engines.batched import Batched
+from feddkd.engines.batched.engine import Batched
 from feddkd.engines.serial import Serial
 from feddkd.method import Exchange
-from feddkd.rounds import choose
+from feddkd.rounds.loop import choose
 from plain import Plain
 from small import clients, distance, network, run
 

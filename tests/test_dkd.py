@@ -11,9 +11,9 @@ from torch.nn.functional import kl_div, log_softmax, softmax
 
 from feddkd import InputError, parse, simulate
 from feddkd.data.batches import Reads, draw, spared
-from feddkd.engines.batched import Batched
+from feddkd.engines.batched.engine import Batched
 from feddkd.engines.serial import Serial
-from feddkd.rounds import choose
+from feddkd.rounds.loop import choose
 from plain import Plain
 from small import clients, distance, network, pooled, run
 from test_engines import apart

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from feddkd.cli import main
-from feddkd.data.partition import PARTITIONS
-from feddkd.data.sources import SOURCES
+from feddkd.cli.app import main
+from feddkd.data.partitions.registry import PARTITIONS
+from feddkd.data.sources.official import SOURCES
 from feddkd.experiment import load
 from feddkd.methods import METHODS
-from feddkd.models import MODELS
+from feddkd.models.registry import MODELS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

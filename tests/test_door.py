@@ -34,12 +34,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
-from feddkd.engines.flower.credentials import make_node, make_server
-from feddkd.engines.flower.door import Door
-from feddkd.engines.flower.letters import bytes_in, tensor_record
-from feddkd.engines.flower.processes import Processes, free_port
-from feddkd.engines.flower.superlink import Superlink
-from feddkd.engines.flower.wire import MOST, WireError, unpack
+from feddkd.flower.deployment.credentials import make_node, make_server
+from feddkd.flower.deployment.gateway import Door
+from feddkd.flower.deployment.processes import Processes, free_port
+from feddkd.flower.deployment.superlink import Superlink
+from feddkd.flower.messages import bytes_in, tensor_record
+from feddkd.flower.wire import MOST, WireError, unpack
 
 pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # Flower's own
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from feddkd.experiment import load
-from feddkd.prepare import prepare
+from feddkd.runs.prepare import prepare
 from feddkd.simulation import simulate_runs
 
 ROOT = Path(__file__).parent.parent

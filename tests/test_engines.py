@@ -14,16 +14,17 @@ from feddkd import functional, parse
 from feddkd.data.examples import Examples
 from feddkd.data.federation import Federation, assemble
 from feddkd.data.transforms import transform
-from feddkd.engines import Engine, Order, work
-from feddkd.engines.batched import Batched
-from feddkd.engines.gradients import Gradients
-from feddkd.engines.memory import evenly
-from feddkd.engines.recordings import _places
+from feddkd.engines.batched import folds
+from feddkd.engines.batched.engine import Batched
+from feddkd.engines.batched.gradients import Gradients
+from feddkd.engines.batched.memory import evenly
+from feddkd.engines.compile.cuda_folds import _places
+from feddkd.engines.interface import Engine, Order
 from feddkd.engines.serial import Serial
-from feddkd.evaluate import Protocol
 from feddkd.method import Collect
-from feddkd.params import to
-from feddkd.rounds import Row, Run, play
+from feddkd.rounds.evaluation import Protocol
+from feddkd.rounds.loop import Row, Run, play
+from feddkd.tensors import to
 
 METHODS = [
     "fedavg(epochs=2, batch_size=8, lr=0.1, momentum=0.5, nesterov=True, weight_decay=0.01)",
@@ -123,7 +124,7 @@ def test_several_seeds_in_one_program_are_the_seeds_one_by_one(text: str, norm: 
 def test_lanes_that_go_idly_on_after_they_have_finished_change_nothing(
     places: Callable[[int], int], text: str, norm: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(work, "run_plateaus", partial(work.run_plateaus, places=places))
+    monkeypatch.setattr(folds, "run_plateaus", partial(folds.run_plateaus, places=places))
     found, _ = run(Batched, text, norm, seeds=(0, 1, 2), strategy="vmap")
     assert apart(found, oracle(text, norm, (0, 1, 2))[0]) < 1e-12
 

@@ -14,23 +14,23 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax, softmax
 
 from feddkd import DivergedError, Experiment, InputError, NobodyAnsweredError, parse, simulate
-from feddkd.availability import Availability, listed, tolerance
-from feddkd.cli import main
+from feddkd.cli.app import main
 from feddkd.data.examples import Examples
 from feddkd.data.federation import Federation, assemble
 from feddkd.data.transforms import transform
-from feddkd.engines import Engine
-from feddkd.engines.batched import Batched
-from feddkd.engines.pool import Pool
+from feddkd.engines.batched.engine import Batched
+from feddkd.engines.interface import Engine
+from feddkd.engines.pool.engine import Pool
 from feddkd.engines.serial import Serial
-from feddkd.evaluate import Protocol, fitting_protocol, measure
-from feddkd.execute import execute
 from feddkd.method import Exchange
-from feddkd.models import functional
-from feddkd.params import is_finite
-from feddkd.record import find, folder_name
-from feddkd.rounds import Run, play
+from feddkd.models.functional import functional
+from feddkd.rounds.availability import Availability, listed, tolerance
+from feddkd.rounds.evaluation import Protocol, fitting_protocol, measure
+from feddkd.rounds.loop import Run, play
+from feddkd.runs.record import find, folder_name
+from feddkd.runs.runner import execute
 from feddkd.simulation import simulate_runs
+from feddkd.tensors import is_finite
 from interrupted import OFTEN, content, experiment
 from small import Pair, clients, distance, network, run
 from test_resume import cut

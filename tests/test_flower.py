@@ -16,15 +16,16 @@ from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError, pull_objects
 
 from feddkd import ClientError, Experiment, InputError
-from feddkd.engines import Order, Reply, opening
-from feddkd.engines.flower.letters import bytes_in, hasten, page_record, tensor_record
-from feddkd.engines.flower.wire import pack, unpack
+from feddkd.engines import select
+from feddkd.engines.interface import Order, Reply
 from feddkd.engines.serial import Serial
-from feddkd.execute import execute
 from feddkd.flower.apps import NodeApp, serve
+from feddkd.flower.messages import bytes_in, hasten, page_record, tensor_record
+from feddkd.flower.wire import pack, unpack
 from feddkd.method import Exchange
-from feddkd.prepare import prepare
-from feddkd.record import find
+from feddkd.runs.prepare import prepare
+from feddkd.runs.record import find
+from feddkd.runs.runner import execute
 from flower_double import DKD, FEDDKD, LOCAL, METHODS, NORM, SETTING, Double, apart, check_same, final, rows
 
 
@@ -180,10 +181,10 @@ def spoiling(spoil: Spoil, part: int, exchange: Sequence[int]) -> Double:
 def test_a_client_whose_answer_cannot_be_used_has_not_answered(
     fault: str, exchange: tuple[int, int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("feddkd.engines.flower.Flower.most", 200_000)
+    monkeypatch.setattr("feddkd.flower.engine.Flower.most", 200_000)
     method = f"scaffold({LOCAL}) | {DKD}"
     monkeypatch.setattr(Deaf, "deaf", frozenset({(*exchange, 1)}))
-    monkeypatch.setattr(opening, "ENGINES", {**opening.ENGINES, "deaf": Deaf})
+    monkeypatch.setattr(select, "ENGINES", {**select.ENGINES, "deaf": Deaf})
     serial(tmp_path / "serial", method, "deaf")
     flower(tmp_path / "flower", method, spoiling(FAULTS[fault], 1, exchange))
     assert apart(final(tmp_path / "serial"), final(tmp_path / "flower")) < 1e-12
@@ -354,7 +355,7 @@ def test_a_round_that_is_undone_and_played_again_counts_once(
     changes: dict[str, Any] = {"rounds": 3, "cohort": 2}
     serial(tmp_path / "serial", f"{method} | {DKD}", **changes)
     verdicts = iter([True, False, True])
-    monkeypatch.setattr("feddkd.rounds._good", lambda turns: [next(verdicts)])
+    monkeypatch.setattr("feddkd.rounds.loop._good", lambda turns: [next(verdicts)])
     grid = flower(tmp_path / "flower", f"{method} | {DKD}", **changes)
     check_same(tmp_path / "serial", tmp_path / "flower")
     assert len([kind for _, kind in grid.traffic if kind == "train.local"]) == 2 * (3 + 1)
@@ -365,7 +366,7 @@ def test_who_fell_out_of_a_round_takes_part_when_the_next_is_played_twice(
 ) -> None:
     """What it held in the round before is forgotten when the next begins: nobody may ask for it when that begins again."""
     verdicts = iter([True, False])
-    monkeypatch.setattr("feddkd.rounds._good", lambda turns: [next(verdicts)])
+    monkeypatch.setattr("feddkd.rounds.loop._good", lambda turns: [next(verdicts)])
     flower(tmp_path, FEDDKD, spoiling(FAULTS["no reply"], 1, (1, 1, 2)))
     assert [row.get("missing") for row in rows(tmp_path)] == [[["distil", 2, 1, "drop"]], None]
     assert "lost" not in caplog.text

@@ -14,10 +14,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_ssh_private_key, load_ssh_public_key
 
-from feddkd.cli import main
-from feddkd.commands.flower import _function
+from feddkd.cli.app import main
+from feddkd.cli.flower import _function
 from feddkd.flower.apps import NodeApp, serve
-from feddkd.flower.template import FILES
+from feddkd.flower.deployment.template import FILES
 from flower_double import Double, rows
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from feddkd import Experiment
-from feddkd.cli import main
-from feddkd.commands.terminal import clock
-from feddkd.costs import Costs
-from feddkd.evaluate import PHASES
-from feddkd.execute import execute
-from feddkd.forecast import Seen, _seconds, forecast
+from feddkd.cli.app import main
+from feddkd.cli.console import clock
+from feddkd.rounds.costs import Costs
+from feddkd.rounds.evaluation import PHASES
+from feddkd.runs.forecast import Seen, _seconds, forecast
+from feddkd.runs.runner import execute
 
 
 def tiny(**keys: Any) -> Experiment:

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from scipy.io import savemat
 
-from feddkd.data import formats
+from feddkd.data.sources import formats
 from feddkd.errors import InputError
 
 h5py = pytest.importorskip("h5py")

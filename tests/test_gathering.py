@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from feddkd import METHODS, InputError
 from feddkd.method import World
 from feddkd.methods import parse
-from feddkd.methods.gathering import Gathering, clipped
-from feddkd.models import functional
-from feddkd.params import Groups, Tensors, trimmed_mean
+from feddkd.methods.aggregation import Gathering, clipped
+from feddkd.models.functional import functional
+from feddkd.tensors import Groups, Tensors, trimmed_mean
 from feddkd.testing import check_method
 from small import clients, distance, network, run
 

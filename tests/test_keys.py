@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feddkd.keys import Key, fold, generator, uniform
+from feddkd.randomness import Key, fold, generator, uniform
 
 KEYS = st.lists(st.integers(-3, 10**6) | st.text(max_size=5), max_size=5).map(tuple)
 

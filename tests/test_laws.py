@@ -11,13 +11,13 @@ from torch.nn.functional import cross_entropy, log_softmax, softmax
 
 from feddkd import ClientError, InputError, NobodyAnsweredError, dkd, fedavg, functional, parse
 from feddkd.data.batches import Reads, draw
-from feddkd.engines import Order, Reply
+from feddkd.engines.interface import Order, Reply
 from feddkd.engines.serial import Serial
-from feddkd.evaluate import Protocol
 from feddkd.method import NOWHERE, Batch, Exchange, Fold, Method, World
-from feddkd.models import Model
-from feddkd.params import Groups, bytes_of
-from feddkd.rounds import Run, choose, play
+from feddkd.models.functional import Model
+from feddkd.rounds.evaluation import Protocol
+from feddkd.rounds.loop import Run, choose, play
+from feddkd.tensors import Groups, bytes_of
 from small import clients, distance, federation, network, pooled, run
 
 DATA, NET = clients(), network()

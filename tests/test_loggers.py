@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feddkd import Experiment, InputError
-from feddkd.commands.progress import Follower, bars
+from feddkd.cli.progress import Follower, bars
 from feddkd.data.batches import Reads, draw
-from feddkd.loggers import LOGGERS, Csv, check_loggers, logging_to, numbers
-from feddkd.record import folder_name
+from feddkd.runs.loggers import LOGGERS, Csv, check_loggers, logging_to, numbers
+from feddkd.runs.record import folder_name
 from made_up import make
 
 EXPERIMENT = Experiment(method="fedavg(epochs=2, batch_size=8) | dkd(steps=3, batch_size=4)", clients=3)
@@ -104,7 +104,7 @@ def test_a_logger_is_opened_with_the_first_row_only(tmp_path: Path, monkeypatch:
         opened.append(folder)
         return Csv(experiment, folder)
 
-    monkeypatch.setattr("feddkd.loggers.LOGGERS", {"csv": opening})
+    monkeypatch.setattr("feddkd.runs.loggers.LOGGERS", {"csv": opening})
     tell("csv", tmp_path)
     assert opened == []
     tell("csv", tmp_path, row(1), row(2))
@@ -114,7 +114,7 @@ def test_a_logger_is_opened_with_the_first_row_only(tmp_path: Path, monkeypatch:
 def test_what_cannot_be_logged_to_is_complained_of_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="unknown logger 'paper'; there are: csv, mlflow, tensorboard, wandb"):
         check_loggers(["csv", "paper"])
-    monkeypatch.setattr("feddkd.loggers.find_spec", lambda name: None)
+    monkeypatch.setattr("feddkd.runs.loggers.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"pip install 'feddkd\[mlflow\]'"):
         check_loggers(["mlflow"])
     check_loggers(["csv"])

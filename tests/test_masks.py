@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 
 pytest.importorskip("flwr")
 
-from feddkd.engines.flower import shares
-from feddkd.engines.flower.masks import Words, decode, encode, from_groups, mask, pairwise, stream, total, weights
-from feddkd.engines.flower.wire import WireError, unpack
-from feddkd.flower import masking
+from feddkd.flower import client_masking, shares
+from feddkd.flower.masking import Words, decode, encode, from_groups, mask, pairwise, stream, total, weights
+from feddkd.flower.wire import WireError, unpack
 from feddkd.method import Collect
-from feddkd.params import Groups, stack, weighted_mean
+from feddkd.tensors import Groups, stack, weighted_mean
 
 RULES = {"params": Collect.MEAN_BY_EXAMPLES, "control": Collect.MEAN_BY_CLIENTS}
 NAMES = ["0-1", "1-1", "1-2"]  # a round of local training and two steps of DKD
@@ -118,16 +117,16 @@ class Cohort:
     clients: Sequence[int] = (2, 3, 5, 7, 8)
     session: str = "s"
     round: int = 1
-    kept: dict[int, masking.Kept] = field(default_factory=dict)
+    kept: dict[int, client_masking.Kept] = field(default_factory=dict)
     public: dict[str, Any] = field(default_factory=dict)
     sealed: dict[int, dict[str, str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for k in self.clients:
-            told, self.kept[k] = masking.begin(k, self.session, "digest", self.round, NAMES, self.kept.get(k, {}))
+            told, self.kept[k] = client_masking.begin(k, self.session, "digest", self.round, NAMES, self.kept.get(k, {}))
             self.public[str(k)] = json.loads(json.dumps(told))
         for k in self.clients:
-            told, self.kept[k] = masking.deal(k, self.session, 4, self.public, self.kept[k])
+            told, self.kept[k] = client_masking.deal(k, self.session, 4, self.public, self.kept[k])
             self.sealed[k] = told["sealed"]
 
     def order(self, k: int, name: str = "0-1") -> dict[str, Any]:
@@ -138,11 +137,11 @@ class Cohort:
 
     def masked(self, k: int, name: str = "0-1", **changes: Any) -> Words:
         page = {**self.order(k, name), **changes}
-        content, self.kept[k] = masking.masked(k, page, "digest", RULES, 10 * k, upload(k), self.kept[k])
+        content, self.kept[k] = client_masking.masked(k, page, "digest", RULES, 10 * k, upload(k), self.kept[k])
         return from_groups(unpack(content))
 
     def told(self, k: int, survivors: Sequence[int], name: str = "0-1") -> dict[str, str]:
-        page, self.kept[k] = masking.reveal(k, self.session, name, survivors, self.kept[k])
+        page, self.kept[k] = client_masking.reveal(k, self.session, name, survivors, self.kept[k])
         return dict(page["shares"])
 
     def secret(self, member: int, survivors: Sequence[int], name: str) -> bytes:
@@ -255,8 +254,8 @@ def test_shares_that_cannot_be_opened_or_are_too_few_are_refused() -> None:
 def test_shares_are_dealt_once_with_a_threshold_that_means_something_and_under_ones_own_keys() -> None:
     cohort = Cohort()
     with pytest.raises(WireError, match="already"):
-        masking.deal(2, "s", 4, cohort.public, cohort.kept[2])
-    told, kept = masking.begin(2, "s", "digest", 1, NAMES, {})
+        client_masking.deal(2, "s", 4, cohort.public, cohort.kept[2])
+    told, kept = client_masking.begin(2, "s", "digest", 1, NAMES, {})
     fresh = {**cohort.public, "2": told}
     two = {k: fresh[k] for k in ("2", "3")}
     others = {**fresh, "3": {**fresh["3"], "keys": {"0-1": fresh["3"]["keys"]["0-1"]}}}
@@ -267,7 +266,7 @@ def test_shares_are_dealt_once_with_a_threshold_that_means_something_and_under_o
         (4, others, "other exchanges"), (4, nonsense, "no public key"),
     ):  # fmt: skip
         with pytest.raises(WireError, match=why):
-            masking.deal(2, "s", threshold, public, kept)
+            client_masking.deal(2, "s", threshold, public, kept)
     with pytest.raises(WireError, match="no secrets of this round"):
-        masking.deal(2, "another", 4, fresh, kept)
-    assert masking.deal(2, "s", 4, fresh, kept)
+        client_masking.deal(2, "another", 4, fresh, kept)
+    assert client_masking.deal(2, "s", 4, fresh, kept)

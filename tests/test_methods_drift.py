@@ -12,14 +12,14 @@ from torch.nn.functional import cross_entropy
 
 from feddkd import METHODS, InputError, functional, parse
 from feddkd.data.batches import Reads
-from feddkd.engines.batched import Batched
-from feddkd.engines.pool import Pool
+from feddkd.engines.batched.engine import Batched
+from feddkd.engines.compile.trace import traced
+from feddkd.engines.pool.engine import Pool
 from feddkd.engines.serial import Serial
-from feddkd.engines.tracing import traced
 from feddkd.method import Batch
-from feddkd.objectives import contrast, not_true_distillation
-from feddkd.params import zeros
+from feddkd.methods.losses import contrast, not_true_distillation
 from feddkd.simulation import simulate
+from feddkd.tensors import zeros
 from plain_drift import FedDyn, FedGKD, FedNova, FedNTD, Hooked, Make, Moon, Scaffold
 from small import clients, distance, network, pooled, run
 from test_engines import ON_CUDA, apart, needs_cuda

@@ -15,16 +15,16 @@ from torch import Tensor, nn
 from feddkd import InputError, functional, parse, simulate
 from feddkd.data.batches import Reads
 from feddkd.data.federation import SERVER
-from feddkd.engines import Order
-from feddkd.engines.batched import Batched
-from feddkd.engines.pool import Pool
+from feddkd.engines.batched.engine import Batched
+from feddkd.engines.interface import Order
+from feddkd.engines.pool.engine import Pool
 from feddkd.engines.serial import Serial
-from feddkd.evaluate import fitting_protocol
-from feddkd.keys import fold
 from feddkd.method import Batch, Exchange, World
 from feddkd.methods.fedgen import _draw
-from feddkd.params import Groups
-from feddkd.rounds import Row, Run, choose, play
+from feddkd.randomness import fold
+from feddkd.rounds.evaluation import fitting_protocol
+from feddkd.rounds.loop import Row, Run, choose, play
+from feddkd.tensors import Groups
 from plain_labels import Labelled, PlainFedDistill, PlainFedGen
 from small import Pair, distance, federation, run
 

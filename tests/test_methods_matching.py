@@ -13,20 +13,20 @@ from torch import Tensor, nn
 
 from feddkd import InputError, functional, parse, simulate
 from feddkd.data.batches import Reads
-from feddkd.evaluate import Protocol
-from feddkd.matching import assign, matched_average
 from feddkd.method import Collect, Method, Part, World
 from feddkd.methods.astraea import mediators
-from feddkd.models import Model
-from feddkd.models.chain import chain
-from feddkd.models.digit_cnn import digit_cnn
-from feddkd.models.emnist_cnn import emnist_cnn
-from feddkd.models.femnist_cnn import FemnistCNN
-from feddkd.models.mlp import mlp
-from feddkd.models.small_cnn import small_cnn
-from feddkd.models.vgg9 import vgg9
-from feddkd.params import Groups, Tensors, combine, only
+from feddkd.methods.unit_matching import assign, matched_average
+from feddkd.models.functional import Model
+from feddkd.models.layer_chain import chain
+from feddkd.models.networks.digit_cnn import digit_cnn
+from feddkd.models.networks.emnist_cnn import emnist_cnn
+from feddkd.models.networks.femnist_cnn import FemnistCNN
+from feddkd.models.networks.mlp import mlp
+from feddkd.models.networks.small_cnn import small_cnn
+from feddkd.models.networks.vgg9 import vgg9
+from feddkd.rounds.evaluation import Protocol
 from feddkd.simulation import simulate_runs
+from feddkd.tensors import Groups, Tensors, combine, only
 from plain_matching import PlainFedMA
 from plain_mediators import PlainAstraea
 from small import clients as small_clients

@@ -19,13 +19,13 @@ from feddkd.data.batches import Reads, draw
 from feddkd.data.examples import Examples
 from feddkd.data.federation import SERVER, Federation, assemble
 from feddkd.data.transforms import transform
-from feddkd.engines.batched import Batched
-from feddkd.engines.pool import Pool
+from feddkd.engines.batched.engine import Batched
+from feddkd.engines.pool.engine import Pool
 from feddkd.engines.serial import Serial
-from feddkd.evaluate import Protocol
 from feddkd.method import Method, Private, World
 from feddkd.methods import METHODS
-from feddkd.rounds import Run, choose, play
+from feddkd.rounds.evaluation import Protocol
+from feddkd.rounds.loop import Run, choose, play
 from feddkd.schedules import Repeat
 from plain import Plain
 from small import distance

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from feddkd.errors import InputError
-from feddkd.models import MODELS, Mode, functional
-from feddkd.params import stack
+from feddkd.models.functional import Mode, functional
+from feddkd.models.registry import MODELS
+from feddkd.tensors import stack
 
 WITH_EVERYTHING = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 3))
 

@@ -19,9 +19,9 @@ from torch.nn import functional as F  # noqa: N812
 from commandline import Feddkd
 from feddkd import InputError, functional, private, simulate
 from feddkd.data.batches import Reads
-from feddkd.execute import execute
 from feddkd.experiment import Experiment
-from feddkd.models import MODELS, Architecture
+from feddkd.models.registry import MODELS, Architecture
+from feddkd.runs.runner import execute
 from own_networks import CASES, Attention, Encoder, TiedLanguage, frozen_backbone
 from plain_networks import PlainNetworks
 from small import clients as vectors

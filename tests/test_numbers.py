@@ -14,17 +14,17 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from feddkd.cli import main
+from feddkd.cli.app import main
 from feddkd.experiment import load
-from feddkd.figure import digest, drawn_digest
 from feddkd.papers.definitions import Paper, read
 from feddkd.papers.figures import figures
-from feddkd.papers.page import drawable, page, shown
-from feddkd.papers.runs import Run, Runs, recorded
-from feddkd.papers.show import compare
-from feddkd.record import Record, find
-from feddkd.report import table
-from feddkd.rounds import Row
+from feddkd.papers.report import drawable, page, shown
+from feddkd.papers.results import Run, Runs, recorded
+from feddkd.papers.tables import compare
+from feddkd.reports.pictures import digest, drawn_digest
+from feddkd.reports.tables import table
+from feddkd.rounds.loop import Row
+from feddkd.runs.record import Record, find
 
 ROOT = Path(__file__).parent.parent
 SMALL = ROOT / "papers" / "small"

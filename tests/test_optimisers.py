@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from feddkd.optimisers import Optimiser, adam, sgd
-from feddkd.params import Tensors
+from feddkd.methods.optimisers import Optimiser, adam, sgd
+from feddkd.tensors import Tensors
 
 
 @pytest.mark.parametrize(

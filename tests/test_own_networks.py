@@ -13,8 +13,8 @@ from feddkd.data.batches import Reads
 from feddkd.data.examples import Examples
 from feddkd.data.federation import assemble
 from feddkd.data.transforms import transform
-from feddkd.evaluate import Protocol
 from feddkd.methods import parse
+from feddkd.rounds.evaluation import Protocol
 from feddkd.simulation import simulate_runs
 from own_networks import CASES, CLASSES, WORDS, Case, draw
 from plain_networks import PlainNetworks

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from feddkd import Experiment, InputError
-from feddkd.data.pack import PIECE, pack, unpack, used
-from feddkd.prepare import prepare
+from feddkd.data.sources.packed import PIECE, pack, unpack, used
+from feddkd.runs.prepare import prepare
 
 E = Experiment(method="fedavg(epochs=1)", data="digits", training=0.2, validation=0.1, clients=4, partition="iid()", rounds=1)
 

@@ -16,18 +16,18 @@ from safetensors.torch import load_file
 from torch import nn
 
 from feddkd import Experiment, InputError
-from feddkd.bands import accuracy, band, gain, spent
-from feddkd.evaluate import Protocol, confusions
-from feddkd.execute import execute
-from feddkd.heterogeneity import heterogeneity
 from feddkd.methods import parse
-from feddkd.models import functional
-from feddkd.page import html, write
-from feddkd.page.figures import figures
-from feddkd.page.story import ranked, verdicts
-from feddkd.prepare import prepare
-from feddkd.record import Record, find, folder_name
-from feddkd.significance import paired
+from feddkd.models.functional import functional
+from feddkd.reports.curves import accuracy, band, gain, spent
+from feddkd.reports.heterogeneity import heterogeneity
+from feddkd.reports.html.chart_data import figures
+from feddkd.reports.html.page import html, write
+from feddkd.reports.html.verdicts import ranked, verdicts
+from feddkd.reports.statistics import paired
+from feddkd.rounds.evaluation import Protocol, confusions
+from feddkd.runs.prepare import prepare
+from feddkd.runs.record import Record, find, folder_name
+from feddkd.runs.runner import execute
 from feddkd.simulation import simulate_runs
 from made_up import make
 from small import clients, federation

@@ -16,23 +16,23 @@ from typing import Any
 import pytest
 from scipy.stats import ttest_ind
 
-from feddkd.cli import main
-from feddkd.engines.opening import find_device
+from feddkd.cli.app import main
+from feddkd.engines.select import find_device
 from feddkd.errors import InputError
-from feddkd.execute import execute
 from feddkd.experiment import Experiment, load
-from feddkd.papers.cells import AT, Cell, Reading, cells, orders
+from feddkd.papers.compare import AT, Cell, Reading, cells, orders
 from feddkd.papers.definitions import Paper, Place, Printed, Quantity, read
 from feddkd.papers.figures import Panel, curves, figures, missing
-from feddkd.papers.page import page
-from feddkd.papers.runs import Run, Runs, collect, recorded, strangers
-from feddkd.papers.show import FORMATS, Comparison, as_json, compare
+from feddkd.papers.report import page
+from feddkd.papers.results import Run, Runs, collect, recorded, strangers
 from feddkd.papers.status import progress
-from feddkd.record import folder_name
-from feddkd.recorder import describe
-from feddkd.rounds import Row
-from feddkd.session import Every
-from feddkd.significance import apart, paired, spread
+from feddkd.papers.tables import FORMATS, Comparison, as_json, compare
+from feddkd.reports.statistics import apart, paired, spread
+from feddkd.rounds.loop import Row
+from feddkd.runs.record import folder_name
+from feddkd.runs.recorder import describe
+from feddkd.runs.runner import execute
+from feddkd.runs.session import Every
 
 PAPER = Path(__file__).parent.parent / "papers" / "feddkd"
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feddkd.data.dirichlet import TRIES
-from feddkd.data.partition import PARTITIONS, Partition, Split, Table, counts
+from feddkd.data.partitions.dirichlet import TRIES
+from feddkd.data.partitions.registry import PARTITIONS, Partition, Split, Table, counts
 from feddkd.errors import InputError
-from feddkd.keys import Key
+from feddkd.randomness import Key
 
 KEY: Key = ("split", 0)
 seeds = st.integers(0, 2**32)

@@ -21,16 +21,17 @@ from torch.nn.functional import dropout
 
 from feddkd import ClientError, InputError, fedavg, functional, parse
 from feddkd.data.federation import SERVER
-from feddkd.engines import Order, Reply, walking
-from feddkd.engines.messages import pack
-from feddkd.engines.pool import Pool
+from feddkd.engines.compile import step_cache
+from feddkd.engines.compile.simplify import trimmed
+from feddkd.engines.interface import Order, Reply
+from feddkd.engines.pool.engine import Pool
+from feddkd.engines.pool.messages import pack
 from feddkd.engines.serial import Serial
-from feddkd.engines.trimming import trimmed
-from feddkd.evaluate import PHASES, fitting_protocol
 from feddkd.method import Batch, Exchange, Fold, Method
-from feddkd.models import Model
-from feddkd.params import Groups
-from feddkd.rounds import Row, Run, play
+from feddkd.models.functional import Model
+from feddkd.rounds.evaluation import PHASES, fitting_protocol
+from feddkd.rounds.loop import Row, Run, play
+from feddkd.tensors import Groups
 from small import Pair, federation
 
 SIZES = (10, 14, 22, 18)
@@ -287,8 +288,8 @@ def trace_from(steps: int, monkeypatch: pytest.MonkeyPatch, told: Path) -> None:
         told.touch()
         return trimmed(function, *example)
 
-    monkeypatch.setattr(walking, "PAYS", steps)
-    monkeypatch.setattr(walking, "trimmed", noting)
+    monkeypatch.setattr(step_cache, "PAYS", steps)
+    monkeypatch.setattr(step_cache, "trimmed", noting)
 
 
 class Odd(nn.Module):

@@ -15,11 +15,11 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 from feddkd import Experiment, InputError
-from feddkd.execute import execute
 from feddkd.methods import parse
-from feddkd.privacy import epsilons, ledger, multiplier
-from feddkd.record import find
-from feddkd.report import table
+from feddkd.reports.tables import table
+from feddkd.rounds.privacy import epsilons, ledger, multiplier
+from feddkd.runs.record import find
+from feddkd.runs.runner import execute
 from small import clients, network, run
 
 PRIVATE = "fedavg(epochs=1, batch_size=8, clip=1.0, noise=1.1) | dkd(steps=3, batch_size=8, clip=0.5, noise=2.0%s)"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from feddkd import InputError
-from feddkd.engines.flower.processes import Processes
+from feddkd.flower.deployment.processes import Processes
 
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(100)"]
 DEAF = "import signal, time; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); time.sleep(100)"
@@ -30,7 +30,7 @@ def gone(pids: list[int], seconds: float = 10.0) -> bool:
 
 
 def test_a_block_that_breaks_ends_what_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feddkd.engines.flower.processes.PATIENCE", 0.3)
+    monkeypatch.setattr("feddkd.flower.deployment.processes.PATIENCE", 0.3)
     pids: list[int] = []
 
     def broken() -> None:

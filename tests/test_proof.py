@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from feddkd import InputError, functional
-from feddkd.models import Model
+from feddkd.models.functional import Model
 from feddkd.models.proof import prove
 
 

@@ -13,13 +13,13 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from feddkd import Experiment, InputError
-from feddkd.execute import execute
-from feddkd.figure import curves
-from feddkd.prepare import prepare
-from feddkd.record import find, folder_name
-from feddkd.recorder import Recorder
-from feddkd.report import drawing, table
-from feddkd.summary import mean_and_std, summarise, to_target
+from feddkd.reports.pictures import curves
+from feddkd.reports.tables import drawing, table
+from feddkd.runs.prepare import prepare
+from feddkd.runs.record import find, folder_name
+from feddkd.runs.recorder import Recorder
+from feddkd.runs.runner import execute
+from feddkd.runs.summary import mean_and_std, summarise, to_target
 
 FEDDKD = "fedavg(epochs=1, batch_size=32) | dkd(steps=2)"
 

@@ -12,23 +12,25 @@ from torch.func import vmap
 from torch.utils._pytree import tree_leaves
 
 from feddkd import functional, parse
-from feddkd.engines import Order, batched, recordings, replays, tracing
-from feddkd.engines.batched import Batched
-from feddkd.engines.recordings import Recording, Recordings
-from feddkd.engines.replays import copies
+from feddkd.engines.batched import engine
+from feddkd.engines.batched.engine import Batched
+from feddkd.engines.batched.strategies import WAYS, Chooser
+from feddkd.engines.compile import cuda_folds, cuda_graph, trace
+from feddkd.engines.compile.cuda_folds import Recording, Recordings
+from feddkd.engines.compile.cuda_graph import copies
+from feddkd.engines.interface import Order
 from feddkd.engines.serial import Serial
-from feddkd.engines.strategies import WAYS, Chooser
-from feddkd.evaluate import Protocol
 from feddkd.method import Collect
-from feddkd.optimisers import adam, sgd
-from feddkd.rounds import Run, play
+from feddkd.methods.optimisers import adam, sgd
+from feddkd.rounds.evaluation import Protocol
+from feddkd.rounds.loop import Run, play
 from test_engines import METHODS, apart, cohorts_of, distillations, network, oracle, run, world
 
 SEEDS, UNEQUAL = (0, 1), (28, 36, 8, 44)  # six lanes of which in every round one leaves first, whose place compiled programs keep
 MOMENTUM = "fedprox(epochs=1, batch_size=8, lr=0.1, momentum=0.5, mu=1)"  # a step that reads what was sent
 ADAM = "fedavg(epochs=1, batch_size=8, optimiser='adam', lr=0.01, eps=0.001)"
 FEDBN_DKD = METHODS[7]
-TRACED, SETTLED = tracing.traced, tracing.settle_numbers
+TRACED, SETTLED = trace.traced, trace.settle_numbers
 norms = pytest.mark.parametrize("norm", [False, True], ids=["no batch norm", "batch norm"])
 ways = pytest.mark.parametrize("way", WAYS)
 two_ways = pytest.mark.parametrize("way", ["graph", "fused"])  # finished lanes leave, or go idly on
@@ -60,14 +62,14 @@ def recorded(function: Callable[[], None], pool: Any) -> Any:
 def _without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, double in {"Stream": Stream, "current_stream": Stream, "stream": nullcontext, "graph_pool_handle": object}.items():
         monkeypatch.setattr(torch.cuda, name, double)
-    monkeypatch.setattr(recordings, "STRIDE", 2)  # rounds are short here
-    monkeypatch.setattr(replays, "WARM_UP", 1)
-    monkeypatch.setattr(tracing, "traced", lambda function, *_: function)  # which takes most of the time
-    monkeypatch.setattr(tracing, "settle_numbers", lambda function: function)
+    monkeypatch.setattr(cuda_folds, "STRIDE", 2)  # rounds are short here
+    monkeypatch.setattr(cuda_graph, "WARM_UP", 1)
+    monkeypatch.setattr(trace, "traced", lambda function, *_: function)  # which takes most of the time
+    monkeypatch.setattr(trace, "settle_numbers", lambda function: function)
     monkeypatch.setattr(torch, "compile", lambda module, **_: module)
-    monkeypatch.setattr(replays, "recorded", recorded)
-    monkeypatch.setattr(recordings, "recorded", recorded)
-    monkeypatch.setattr(batched, "Chooser", Recorder)
+    monkeypatch.setattr(cuda_graph, "recorded", recorded)
+    monkeypatch.setattr(cuda_folds, "recorded", recorded)
+    monkeypatch.setattr(engine, "Chooser", Recorder)
 
 
 @norms
@@ -86,8 +88,8 @@ def test_so_do_private_tensors_and_distillation(way: str) -> None:
 
 @pytest.mark.parametrize("way", [name for name, way in WAYS.items() if way.compiled])
 def test_so_does_what_is_traced_before_it_is_recorded(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracing, "traced", TRACED)
-    monkeypatch.setattr(tracing, "settle_numbers", SETTLED)
+    monkeypatch.setattr(trace, "traced", TRACED)
+    monkeypatch.setattr(trace, "settle_numbers", SETTLED)
     found, _ = run(Batched, METHODS[1], False, strategy=way)
     assert apart(found, oracle(METHODS[1], False)[0]) < 1e-12
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from feddkd.cli import main
+from feddkd.cli.app import main
 from feddkd.errors import InputError
-from feddkd.grids import aligned, piped, tabular
-from feddkd.plates import plates
-from feddkd.record import find
-from feddkd.report import as_json, grid
+from feddkd.reports.figures import plates
+from feddkd.reports.formats import aligned, piped, tabular
+from feddkd.reports.tables import as_json, grid
+from feddkd.runs.record import find
 from made_up import make
 
 Command = Callable[..., tuple[int, str, str]]

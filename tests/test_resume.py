@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from feddkd import Experiment, InputError, checkpoint
-from feddkd.execute import execute
-from feddkd.lock import Lock
-from feddkd.record import folder_name
+from feddkd import Experiment, InputError
+from feddkd.runs import checkpoint
+from feddkd.runs.lock import Lock
+from feddkd.runs.record import folder_name
+from feddkd.runs.runner import execute
 from interrupted import ENGINES, METHODS, OFTEN, content, experiment, pair
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from feddkd.cli import main
+from feddkd.cli.app import main
 
 TINY = """
 method = "fedavg(epochs=1, batch_size=32) | dkd(steps=2)"

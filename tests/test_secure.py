@@ -14,13 +14,13 @@ pytest.importorskip("flwr")
 from flwr.app import Message
 
 from feddkd import Experiment, InputError
-from feddkd.engines import opening
-from feddkd.engines.flower.letters import bytes_in, page_of, page_record, tensor_record
-from feddkd.engines.flower.wire import WireError, pack, unpack
-from feddkd.flower import desk
+from feddkd.engines import select
+from feddkd.flower import node
 from feddkd.flower.apps import NodeApp, serve
-from feddkd.prepare import prepare
-from feddkd.record import find
+from feddkd.flower.messages import bytes_in, page_of, page_record, tensor_record
+from feddkd.flower.wire import WireError, pack, unpack
+from feddkd.runs.prepare import prepare
+from feddkd.runs.record import find
 from flower_double import DKD, FEDDKD, LOCAL, NORM, SETTING, Double, apart, final, rows
 from test_flower import Cut, Deaf, serial
 
@@ -32,7 +32,7 @@ QUANTUM = 1e-9  # 2^-33 = 1.2e-10 for each mean, and there are a few, one after 
 def _every_desk_stays_open() -> Iterator[None]:
     """Four nodes are here in one process, and a process keeps one desk."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(desk, "_open", lru_cache(desk._open.__wrapped__))
+        patch.setattr(node, "_open", lru_cache(node._open.__wrapped__))
         yield
 
 
@@ -112,7 +112,7 @@ def test_whoever_falls_silent_when_the_sum_is_that_of_the_rest(
 ) -> None:
     kind, time, deaf = STAGES[stage]
     monkeypatch.setattr(Deaf, "deaf", frozenset(deaf))
-    monkeypatch.setattr(opening, "ENGINES", {**opening.ENGINES, "deaf": Deaf})
+    monkeypatch.setattr(select, "ENGINES", {**select.ENGINES, "deaf": Deaf})
     serial(tmp_path / "serial", FEDDKD, "deaf", **FOUR)
     secure(tmp_path / "secure", FEDDKD, spoiling(kind, 1, time))
     assert apart(final(tmp_path / "serial"), final(tmp_path / "secure")) < QUANTUM
@@ -322,4 +322,4 @@ def test_a_node_that_insists_uploads_nothing_that_is_not_masked(tmp_path: Path, 
         {**order, "key": ["diagnose"]},
     ):
         with pytest.raises((WireError, KeyError, ValueError)):
-            desk.respond(desk.Own(0, 4, secure=True), lie, sent, {})
+            node.respond(node.Own(0, 4, secure=True), lie, sent, {})

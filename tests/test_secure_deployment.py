@@ -8,9 +8,9 @@ import pytest
 pytest.importorskip("flwr")
 
 from feddkd import Experiment
-from feddkd.engines import opening
-from feddkd.engines.flower.deployment import Deployment, deployed
-from feddkd.execute import execute
+from feddkd.engines import select
+from feddkd.flower.deployment.local_federation import Deployment, deployed
+from feddkd.runs.runner import execute
 from flower_double import FEDDKD, SETTING, apart, final, rows
 from test_deployment import Watched
 from test_flower import Deaf
@@ -49,7 +49,7 @@ def check_one_may_go(deployment: Deployment, folder: Path, experiment: Experimen
 
     run(deployment, folder / "fault", experiment, on_push)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(opening, "ENGINES", {**opening.ENGINES, "deaf": Deaf})
+        patch.setattr(select, "ENGINES", {**select.ENGINES, "deaf": Deaf})
         patch.setattr(Deaf, "deaf", frozenset({(1, 1, 1, 3)}))
         execute([experiment], out=folder / "deaf", engine="deaf")
     assert rows(folder / "fault")[0]["missing"] == [["distil", 1, 3, "drop"]]

@@ -14,14 +14,14 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from feddkd import InputError, dkd, fedavg, parse
-from feddkd.data.partition import PARTITIONS
-from feddkd.data.sources import SOURCES
+from feddkd.data.partitions.registry import PARTITIONS
+from feddkd.data.sources.official import SOURCES
 from feddkd.data.transforms import TRANSFORMS, transform
 from feddkd.method import Method
 from feddkd.methods import METHODS
-from feddkd.models import MODELS
-from feddkd.spelling import Registry, Spelled
-from feddkd.values import Bound, Count, Share, checked
+from feddkd.models.registry import MODELS
+from feddkd.spec.registry import Registry, Spelled
+from feddkd.spec.types import Bound, Count, Share, checked
 
 REGISTRIES: dict[str, Registry[Any]] = {
     "methods": METHODS,
@@ -246,7 +246,7 @@ class Point:
 
 def plugged(monkeypatch: pytest.MonkeyPatch, *points: Point) -> Registry[Thing]:
     """A new registry whose entry points are these."""
-    monkeypatch.setattr("feddkd.spelling.entry_points", lambda group: points if group == "feddkd.things" else ())
+    monkeypatch.setattr("feddkd.spec.registry.entry_points", lambda group: points if group == "feddkd.things" else ())
     return Registry("thing", "feddkd.things")
 
 
@@ -265,7 +265,9 @@ def test_a_method_of_another_package_is_a_method(monkeypatch: pytest.MonkeyPatch
     def slow(*, patience: Count = 3) -> Method:
         return fedavg(epochs=patience)
 
-    monkeypatch.setattr("feddkd.spelling.entry_points", lambda group: [Point("slow", slow)] if group == "feddkd.methods" else [])
+    monkeypatch.setattr(
+        "feddkd.spec.registry.entry_points", lambda group: [Point("slow", slow)] if group == "feddkd.methods" else []
+    )
     monkeypatch.setattr(METHODS, "_factories", dict(METHODS._factories))
     monkeypatch.setattr(METHODS, "_plugins_loaded", False)
     assert str(parse("slow(patience=2) | dkd()")) == "slow(patience=2) | dkd()"

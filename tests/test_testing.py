@@ -12,14 +12,14 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy as mean_cross_entropy
 
 from feddkd import METHODS, InputError, dkd, fedavg
-from feddkd.catalogue import is_piece
 from feddkd.method import Batch, Fold, Method, World
+from feddkd.method_docs.metadata import is_piece
 from feddkd.methods import parse
 from feddkd.methods.local import Local, Variant, local_training, take_average
-from feddkd.models import Model, Output
-from feddkd.params import Groups, Tensors, add
+from feddkd.models.functional import Model, Output
+from feddkd.tensors import Groups, Tensors, add
 from feddkd.testing import LAWS, LawError, check_method
-from feddkd.testing.stage import federation
+from feddkd.testing.rehearsal import federation
 
 SMALL = Local(epochs=1, batch_size=8)
 FIRST = "fedavg(epochs=1, batch_size=8)"

@@ -9,11 +9,11 @@ from torch.func import functional_call, grad
 from torch.nn.functional import log_softmax, softmax
 
 from feddkd import dkd, fedavg, functional
-from feddkd.engines import Order
+from feddkd.engines.interface import Order
 from feddkd.engines.serial import Serial
 from feddkd.method import Batch, Gradient, Method
-from feddkd.models import Model
-from feddkd.params import Groups, Tensors, stack, weighted_mean
+from feddkd.models.functional import Model
+from feddkd.tensors import Groups, Tensors, stack, weighted_mean
 from small import Pair, clients, distance, federation, network
 
 Weights = dict[str, Tensor]

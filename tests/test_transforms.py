@@ -9,7 +9,7 @@ from torch import Tensor
 
 from feddkd import InputError
 from feddkd.data.transforms import transform
-from feddkd.keys import fold
+from feddkd.randomness import fold
 
 KEY = torch.tensor(fold(("test",)))
 

@@ -10,7 +10,7 @@ from torch.func import grad, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from feddkd.engines.trimming import trimmed
+from feddkd.engines.compile.simplify import trimmed
 
 
 def local_step(w: Tensor, b: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

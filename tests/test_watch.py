@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from feddkd import InputError
-from feddkd.commands.watching import HERE, server
+from feddkd.cli.watch import HERE, server
 from made_up import make
 
 

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feddkd.engines.flower.wire import WireError, check, pack, unpack
-from feddkd.params import Groups
+from feddkd.flower.wire import WireError, check, pack, unpack
+from feddkd.tensors import Groups
 
 GROUPS: Groups = {
     "params": {"fc.weight": torch.randn(3, 2, dtype=torch.float64), "a/b": torch.ones(2)},

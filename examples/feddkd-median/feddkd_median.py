@@ -13,8 +13,8 @@ from torch import Tensor
 
 from feddkd.method import Collect, Method
 from feddkd.methods.local import Local, Variant, local_training
-from feddkd.models import Model
-from feddkd.params import Groups, Tensors, combine
+from feddkd.models.functional import Model
+from feddkd.tensors import Groups, Tensors, combine
 
 EVERYBODY = {"params": Collect.EVERY, "buffers": Collect.EVERY}  # the server needs each client's, not their mean
 

@@ -36,7 +36,7 @@ from feddkd.methods import server_adagrad as server_adagrad
 from feddkd.methods import server_adam as server_adam
 from feddkd.methods import server_momentum as server_momentum
 from feddkd.methods import server_yogi as server_yogi
-from feddkd.models import functional as functional
+from feddkd.models.functional import functional as functional
 from feddkd.simulation import Result as Result
 from feddkd.simulation import simulate as simulate
 from feddkd.version import __version__ as __version__

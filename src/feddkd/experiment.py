@@ -14,18 +14,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from feddkd.availability import OnDivergence, Tolerance, tolerance
-from feddkd.data.partition import PARTITIONS, Partition
-from feddkd.data.sources import SOURCES, Source
+from feddkd.data.partitions.registry import PARTITIONS, Partition
+from feddkd.data.sources.official import SOURCES, Source
 from feddkd.data.transforms import transform
 from feddkd.errors import InputError, choices
-from feddkd.evaluate import Protocol, find_protocol
 from feddkd.method import Method
 from feddkd.methods import parse
-from feddkd.models import MODELS, Architecture
-from feddkd.models.initial import file_digest
+from feddkd.models.initial_weights import file_digest
+from feddkd.models.registry import MODELS, Architecture
+from feddkd.rounds.availability import OnDivergence, Tolerance, tolerance
+from feddkd.rounds.evaluation import Protocol, find_protocol
 from feddkd.simulation import cohort_size
-from feddkd.values import Bound, Chance, Count, Share, Whole, checked
+from feddkd.spec.types import Bound, Chance, Count, Share, Whole, checked
 
 USUAL = {
     "availability": "always()", "min_clients": 1, "on_divergence": "drop", "shuffle": True, "initial": None,

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from feddkd.data.batches import Reads
 from feddkd.errors import InputError, choices
-from feddkd.keys import Key
-from feddkd.models import Model
-from feddkd.params import Groups, Tensors, only, without
+from feddkd.models.functional import Model
+from feddkd.randomness import Key
 from feddkd.schedules import ONCE, Repeat, Schedule
-from feddkd.spelling import Spelled
+from feddkd.spec.registry import Spelled
+from feddkd.tensors import Groups, Tensors, only, without
 
 
 class Batch(NamedTuple):

@@ -12,25 +12,25 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from feddkd.availability import Availability, OnDivergence, Tolerance, tolerance
-from feddkd.checkpoint import Snapshot
 from feddkd.data.examples import Examples, examples
 from feddkd.data.federation import Federation, assemble, together
 from feddkd.data.transforms import transform
-from feddkd.engines import Engine
-from feddkd.engines.opening import FLOWER, find_device, open_engine
+from feddkd.engines.interface import Engine
+from feddkd.engines.select import FLOWER, find_device, open_engine
 from feddkd.engines.serial import Serial
 from feddkd.errors import InputError, RunError, choices
-from feddkd.evaluate import Protocol, find_protocol
 from feddkd.method import Method, World
 from feddkd.methods import parse
-from feddkd.models import Model, built, functional
-from feddkd.models.initial import Initial, with_initial
+from feddkd.models.functional import Model, built, functional
+from feddkd.models.initial_weights import Initial, with_initial
 from feddkd.models.proof import FEW, prove
-from feddkd.params import Groups, Tensors, only, to
-from feddkd.privacy import ledger
-from feddkd.rounds import PATIENT, Row, Run, play
-from feddkd.values import Chance, Count, Share, Whole, checked
+from feddkd.rounds.availability import Availability, OnDivergence, Tolerance, tolerance
+from feddkd.rounds.evaluation import Protocol, find_protocol
+from feddkd.rounds.loop import PATIENT, Row, Run, play
+from feddkd.rounds.privacy import ledger
+from feddkd.runs.checkpoint import Snapshot
+from feddkd.spec.types import Chance, Count, Share, Whole, checked
+from feddkd.tensors import Groups, Tensors, only, to
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -96,7 +96,7 @@ def simulate(
     need such data.
     `diagnostics` adds the theory's quantities (L1', L2', update norms, ...) to every row. `delta` is that of the epsilon which
     methods with noise report, 1 / (10 K) unless said. `availability` says which clients do not answer:
-    "random(drop=0.1, late=0.05)", "trace(file='faults.csv')", or `feddkd.availability.listed(rows)`; with fewer than
+    "random(drop=0.1, late=0.05)", "trace(file='faults.csv')", or `feddkd.rounds.availability.listed(rows)`; with fewer than
     `min_clients` left a round ends. A client whose numbers are not finite is left out (`on_divergence="drop"`), ends the run
     ("stop"), or is not looked for ("continue").
     """

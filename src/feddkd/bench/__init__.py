@@ -3,6 +3,6 @@
 from feddkd.bench.jobs import JOBS as JOBS
 from feddkd.bench.jobs import sized as sized
 from feddkd.bench.measure import Bench as Bench
-from feddkd.bench.page import document as document
-from feddkd.bench.page import page as page
 from feddkd.bench.setting import setting as setting
+from feddkd.bench.table import document as document
+from feddkd.bench.table import page as page

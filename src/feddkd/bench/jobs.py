@@ -9,11 +9,12 @@ import torch
 
 from feddkd.data.batches import Indices, Reads, draw
 from feddkd.data.federation import Federation
-from feddkd.data.partition import PARTITIONS, Table
+from feddkd.data.partitions.registry import PARTITIONS, Table
 from feddkd.data.transforms import transform
-from feddkd.keys import generator
 from feddkd.methods.local import Local
-from feddkd.models import MODELS, Model, functional
+from feddkd.models.functional import Model, functional
+from feddkd.models.registry import MODELS
+from feddkd.randomness import generator
 
 NORMALISE = "normalise(mean=0.5, std=0.5)"
 

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 
 import torch
 
+from feddkd.bench.baseline import Loop, recorded
 from feddkd.bench.clock import Entrant, Timing, flops_an_example, matmul_peak, race, timed
-from feddkd.bench.drive import Drive, driven
+from feddkd.bench.engine_side import Drive, driven
 from feddkd.bench.jobs import Job
-from feddkd.bench.loop import Loop, recorded
 from feddkd.bench.setting import Setting
 from feddkd.data.federation import Federation
 from feddkd.errors import InputError, choices
-from feddkd.rounds import choose
+from feddkd.rounds.loop import choose
 
 log = logging.getLogger(__name__)
 Entry = dict[str, Any]

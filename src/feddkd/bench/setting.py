@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from feddkd.engines.opening import ENGINES, find_device, find_engine
+from feddkd.engines.select import ENGINES, find_device, find_engine
 from feddkd.errors import InputError, choices
 
 DTYPES = {"tf32": torch.float32, "fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}

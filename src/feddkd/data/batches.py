@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from feddkd.keys import Key, generator
+from feddkd.randomness import Key, generator
 
 Indices = npt.NDArray[np.int64]
 # public: what the server holds and everybody may see. none: nothing; a step then finds one example that means nothing.

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from feddkd.data.batches import Indices, Source
 from feddkd.data.examples import Data, Examples
-from feddkd.data.partition import Partition, Split, Table
+from feddkd.data.partitions.registry import Partition, Split, Table
 from feddkd.data.transforms import Transform
 from feddkd.errors import InputError
-from feddkd.keys import Key, generator
+from feddkd.randomness import Key, generator
 
 SERVER = -1  # the server answers evaluation as if it were a client that holds the validation and test sets
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn.functional import pad as torch_pad
 
 from feddkd.errors import InputError
-from feddkd.keys import uniform
-from feddkd.spelling import Registry, Spelled
-from feddkd.values import Count, Positive
+from feddkd.randomness import uniform
+from feddkd.spec.registry import Registry, Spelled
+from feddkd.spec.types import Count, Positive
 
 # (images, key, stream) -> images. The key is None outside training.
 StepFn = Callable[[Tensor, Tensor | None, int], Tensor]

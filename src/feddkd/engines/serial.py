@@ -11,12 +11,12 @@ from torch.func import grad
 
 from feddkd.data.batches import Indices, Source, draw
 from feddkd.data.federation import Federation
-from feddkd.engines import Order, Reply
+from feddkd.engines.interface import Order, Reply
 from feddkd.errors import ClientError, InputError
-from feddkd.keys import Key, fold, step_keys
 from feddkd.method import Batch, Collect, Exchange, Fold, Phase, probing
-from feddkd.models import Model
-from feddkd.params import Groups, Tensors, stack, weighted_mean
+from feddkd.models.functional import Model
+from feddkd.randomness import Key, fold, step_keys
+from feddkd.tensors import Groups, Tensors, stack, weighted_mean
 
 Memos = dict[tuple[int, int], Groups]  # (run, client) -> memo
 ALL = slice(None)

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from feddkd.engines.flower.apps import Answering, Kept, serving
-from feddkd.engines.flower.letters import Page
 from feddkd.errors import RunError
-from feddkd.execute import execute
 from feddkd.experiment import expand
-from feddkd.flower.desk import Load, Own, ask, respond
-from feddkd.session import Every
+from feddkd.flower.app_bases import Answering, Kept, serving
+from feddkd.flower.messages import Page
+from feddkd.flower.node import Load, Own, ask, respond
+from feddkd.runs.runner import execute
+from feddkd.runs.session import Every
 
 EXPERIMENT = "experiment."  # keys of the run's configuration that begin so are the experiment's
 OPTIONS = {"deadline": float, "join": float, "poll": float}  # of the engine

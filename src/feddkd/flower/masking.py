@@ -1,179 +1,99 @@
-"""A client's half of secure aggregation: its secrets of a round, its masked uploads, and what it tells of its peers' secrets.
+"""Numbers as whole numbers modulo 2^64, and masks over them that cancel in a sum.
 
-Every exchange of a round has a key and a seed of its own, drawn and shared when the round begins. So what is told in one of them
-says nothing of another: were it one key for the round, then the key of a client that falls silent in DKD's last step, together
-with its seeds, told before, would lay open all that it has uploaded since the round began.
+    y_k = round(2^32 n_k x_k) + PRG(b_k) + sum_{l > k} PRG(s_kl) - sum_{l < k} PRG(s_kl)   (mod 2^64)
 
-A client tells one thing of a peer for an exchange: its seed, if the peer's upload is in the sum, or else its key. It tells it for
-one set of survivors and no other, whoever asks again, and for no fewer than the threshold.
+Bonawitz et al., "Practical secure aggregation for privacy-preserving machine learning", CCS 2017, doi:10.1145/3133956.3133982.
+The s_kl, which two clients share, cancel when all their uploads are summed; the b_k, each client's own, keep an upload hidden
+that comes after its s_kl had to be told. PRG is ChaCha20: Flower's own generator (pseudo_rand_gen) folds a seed to 32 bits, few
+enough to try them all, and its quantisation cuts off silently what is out of range.
 """
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Iterable, Mapping
+from functools import reduce
 
-from feddkd.engines.flower import shares
-from feddkd.engines.flower.masks import encode, mask, to_groups, weights
-from feddkd.engines.flower.shares import LEAST, name_of
-from feddkd.engines.flower.wire import WireError, pack
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from numpy.typing import NDArray
+
+from feddkd.flower.wire import WireError
 from feddkd.method import Collect
-from feddkd.params import Groups
+from feddkd.tensors import Groups
 
-Page = dict[str, Any]
-Kept = dict[str, bytes]
-KINDS = ("seeds", "keys")  # what shares are of
-Hex = str
-
-
-@dataclass
-class Secrets:
-    """What a client keeps of a round: its own secrets, and its shares of the others'."""
-
-    client: int
-    session: str
-    round: str
-    channel: Hex
-    keys: dict[str, Hex]  # by exchange
-    seeds: dict[str, Hex]
-    threshold: int = 0
-    peers: dict[str, Any] = field(default_factory=dict)  # what each member has made public; keys of JSON are texts
-    held: dict[str, dict[str, dict[str, Hex]]] = field(default_factory=dict)  # member -> "seeds", "keys" -> exchange -> share
-    complete: bool = False  # whether the others' shares have come
-    masked: list[str] = field(default_factory=list)  # exchanges for which there is an upload
-    revealed: dict[str, dict[str, list[int]]] = field(default_factory=dict)  # round -> exchange -> survivors; outlives the round
-
-    def announce(self) -> Page:
-        """What everybody may know."""
-        return {
-            "channel": shares.public(bytes.fromhex(self.channel)).hex(),
-            "keys": {name: shares.public(bytes.fromhex(key)).hex() for name, key in self.keys.items()},
-            "checks": {name: shares.derive(bytes.fromhex(seed), "check").hex() for name, seed in self.seeds.items()},
-        }
-
-    def with_peer(self, peer: int) -> bytes:
-        """The key for what passes between the two."""
-        return shares.agree(bytes.fromhex(self.channel), bytes.fromhex(self.peers[str(peer)]["channel"]))
+Words = NDArray[np.uint64]
+BITS = 32  # behind the point: a sum of m numbers is off by m 2^-33 at most
+WORD = np.dtype("<u8")
 
 
-def begin(client: int, session: str, digest: str, round: int, names: Sequence[str], kept: Kept) -> tuple[Page, Kept]:
-    """New secrets for every exchange of a round. For which survivors others were told of is not forgotten while the experiment is
-    the same: a server that goes on from its checkpoint plays a round again."""
-    past = _read(kept, client).revealed if _tag(client) in kept else {}
-    own = Secrets(
-        client, session, f"{digest}-{round}", shares.new_key().hex(), {name: shares.new_key().hex() for name in names},
-        {name: shares.new_seed().hex() for name in names},
-        revealed={name: told for name, told in past.items() if name.startswith(f"{digest}-")},
-    )  # fmt: skip
-    return own.announce(), _write(kept, own)
+def weights(collect: Mapping[str, Collect], examples: int, clients: int = 1) -> dict[str, int]:
+    """What a client's upload weighs, group by group; or a number of clients' together, who have so many examples."""
+    if Collect.EVERY in collect.values():
+        raise WireError("it is asked for an upload that is not summed")
+    return {group: examples if rule is Collect.MEAN_BY_EXAMPLES else clients for group, rule in collect.items()}
 
 
-def deal(client: int, session: str, threshold: int, public: Mapping[str, Any], kept: Kept) -> tuple[Page, Kept]:
-    """Shares of one's secrets, sealed for each of the others."""
-    own = _open(kept, client, session)
-    members = sorted({int(member) for member in public})
-    if own.peers:
-        raise WireError("it has dealt out its shares of this round already")
-    if not LEAST <= threshold <= len(members) or 2 * threshold <= len(members):
-        raise WireError(f"a threshold of {threshold} among {len(members)} clients: at least {LEAST}, and more than half of them")
-    _check_public(own, public, members)
-    own.threshold, own.peers = threshold, dict(public)
-    dealt = {kind: {name: shares.split(bytes.fromhex(secret), threshold, len(members)) for name, secret in secrets.items()}
-             for kind, secrets in zip(KINDS, (own.seeds, own.keys), strict=True)}  # fmt: skip
-    sealed = {}
-    for at, member in enumerate(members):
-        theirs = {kind: {name: cut[at] for name, cut in every.items()} for kind, every in dealt.items()}
-        if member == client:
-            own.held[str(client)] = _as_text(theirs)
-        else:
-            parts = (list(theirs[kind].values()) for kind in KINDS)
-            sealed[str(member)] = shares.seal(own.with_peer(member), client, member, *parts).decode()
-    return {"sealed": sealed}, _write(kept, own)
+def encode(upload: Groups, weight: Mapping[str, int], members: int) -> Words:
+    """Weighted numbers with 32 bits behind the point. What a sum over all members could not hold is refused, not cut off."""
+    parts = [upload[group][name].detach().cpu().double().reshape(-1) * weight[group] for group, name in _places(upload, weight)]
+    numbers = torch.cat([torch.zeros(0, dtype=torch.float64), *parts])
+    if not bool(numbers.isfinite().all()):
+        raise WireError("its upload holds NaN or infinite numbers")
+    most = 2.0 ** (63 - BITS) / members
+    if bool((numbers.abs() >= most).any()):
+        raise WireError(f"its upload, times its weight, goes beyond {most:,.0f}: more than a masked sum can hold")
+    words: Words = (numbers * 2.0**BITS).round().long().numpy().view(np.uint64)
+    return words
 
 
-def _check_public(own: Secrets, public: Mapping[str, Any], members: Sequence[int]) -> None:
-    if public.get(str(own.client)) != own.announce() or set(public) != {str(member) for member in members}:
-        raise WireError("its own public keys are not those it has sent, or a member is there twice")
-    for peer in public.values():
-        if set(peer["keys"]) != set(own.keys):
-            raise WireError(f"its peers know of other exchanges: {sorted(peer['keys'])}, and not {sorted(own.keys)}")
-        for point in (peer["channel"], *peer["keys"].values()):
-            shares.check_public(bytes.fromhex(point))
+def decode(words: Words, weight: Mapping[str, int], like: Groups) -> dict[str, dict[str, torch.Tensor]]:
+    """A sum as the mean of its parts. Whole numbers (counters) are means, too, and rounded: the largest is in no sum."""
+    numbers = torch.from_numpy(words.view(np.int64).astype(np.float64)) / 2.0**BITS
+    places = _places(like, weight)
+    parts = dict(zip(places, torch.split(numbers, [like[group][name].numel() for group, name in places]), strict=True))
+
+    def mean(group: str, name: str, form: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = parts[group, name].reshape(form.shape) / weight[group]
+        return (found if form.is_floating_point() else found.round()).to(form.device, form.dtype)
+
+    return {group: {name: mean(group, name, form) for name, form in like[group].items()} for group in weight}
 
 
-def accept(own: Secrets, sealed: Mapping[str, str]) -> None:
-    """The others' shares. Whose have come are the members, and masks are for all of them, until the round ends."""
-    if own.complete or not own.peers:
-        raise WireError("shares come once a round, after one's own were dealt out")
-    names = list(own.seeds)
-    for sender, text in ((int(member), text) for member, text in sealed.items()):
-        found = shares.unseal(own.with_peer(sender), sender, own.client, text.encode(), len(names))
-        theirs = {kind: dict(zip(names, part, strict=True)) for kind, part in zip(KINDS, found, strict=True)}
-        own.held[str(sender)] = _as_text(theirs)
-    if len(own.held) < own.threshold:
-        raise WireError(f"shares of {len(own.held)} clients, and {own.threshold} are the threshold")
-    own.complete = True
+def length(like: Groups) -> int:
+    return sum(tensor.numel() for group in like.values() for tensor in group.values())
 
 
-def masked(
-    client: int, page: Page, digest: str, collect: Mapping[str, Collect], examples: int, upload: Groups, kept: Kept
-) -> tuple[bytes, Kept]:
-    """An upload, weighted and masked, for the exchange that an order's key names: once, since a mask used twice hides nothing."""
-    _, round, index, step = page["key"]
-    own, name = _open(kept, client, page["secure"]["session"]), name_of(index, step)
-    if own.round != f"{digest}-{round}" or name not in own.seeds or name in own.masked:
-        raise WireError(f"it has no mask, or none any more, for exchange {name} of round {round}")
-    if "sealed" in page["secure"]:
-        accept(own, page["secure"]["sealed"])
-    if not own.complete:
-        raise WireError("the others' shares have not come")
-    words = encode(upload, weights(collect, examples), len(own.held))
-    key = bytes.fromhex(own.keys[name])
-    pairs = {
-        int(peer): shares.agree(key, bytes.fromhex(own.peers[peer]["keys"][name])) for peer in own.held if int(peer) != client
-    }
-    words = words + mask(client, shares.derive(bytes.fromhex(own.seeds[name]), "mask"), pairs, len(words))
-    own.masked.append(name)
-    return pack(to_groups(words)), _write(kept, own)
+def _places(groups: Groups, weight: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Where the numbers stand, in an order that both sides know."""
+    return [(group, name) for group in sorted(weight) for name in sorted(groups[group])]
 
 
-def reveal(client: int, session: str, name: str, survivors: Sequence[int], kept: Kept) -> tuple[Page, Kept]:
-    """For one exchange, of each member one share: of its seed, if it survived, or else of its key."""
-    own, there = _open(kept, client, session), sorted({int(survivor) for survivor in survivors})
-    if name not in own.masked or client not in there:
-        raise WireError("it is asked about a sum that it has no part in")
-    if not {str(survivor) for survivor in there} <= set(own.held):
-        raise WireError(f"survivors {there} are not all among the members {sorted(map(int, own.held))}")
-    if len(there) < own.threshold:
-        raise WireError(f"{len(there)} survivors, and {own.threshold} are the threshold")
-    told = own.revealed.setdefault(own.round, {}).setdefault(name, there)
-    if told != there:
-        raise WireError(f"it has told of exchange {name} for the survivors {told} already, and tells of it for no others")
-    found = {member: held["seeds" if int(member) in there else "keys"][name] for member, held in own.held.items()}
-    return {"shares": found}, _write(kept, own)
+def stream(seed: bytes, size: int) -> Words:
+    """PRG(seed). Every seed is used for one exchange and no more, so there is nothing to count up."""
+    return np.frombuffer(Cipher(ChaCha20(seed, bytes(16)), mode=None).encryptor().update(bytes(8 * size)), WORD)
 
 
-# --- what is kept
+def mask(client: int, own: bytes, shared: Mapping[int, bytes], size: int) -> Words:
+    """What a client adds: its own mask, and one for each of the others, which the other takes off."""
+    return stream(own, size) + pairwise(client, shared, size)
 
 
-def _tag(client: int) -> str:
-    return f"secrets:{client}"
+def pairwise(client: int, shared: Mapping[int, bytes], size: int) -> Words:
+    total = np.zeros(size, np.uint64)
+    for other, seed in shared.items():
+        total = total + stream(seed, size) if client < other else total - stream(seed, size)
+    return total
 
 
-def _read(kept: Kept, client: int) -> Secrets:
-    return Secrets(**json.loads(kept[_tag(client)]))
+def total(uploads: Iterable[Words], masks: Iterable[Words]) -> Words:
+    """The sum of uploads without their masks."""
+    return reduce(np.subtract, masks, reduce(np.add, uploads))
 
 
-def _open(kept: Kept, client: int, session: str) -> Secrets:
-    own = _read(kept, client) if _tag(client) in kept else None
-    if own is None or own.session != session:
-        raise WireError("it has no secrets of this round (restarted?)")
-    return own
+def to_groups(words: Words) -> Groups:
+    """As it travels."""
+    return {"masked": {"words": torch.from_numpy(words.view(np.int64))}}
 
 
-def _write(kept: Kept, own: Secrets) -> Kept:
-    return {**kept, _tag(own.client): json.dumps(asdict(own)).encode()}
-
-
-def _as_text(parts: Mapping[str, Mapping[str, bytes]]) -> dict[str, dict[str, Hex]]:
-    return {kind: {name: share.hex() for name, share in every.items()} for kind, every in parts.items()}
+def from_groups(groups: Groups) -> Words:
+    return groups["masked"]["words"].numpy().view(np.uint64)

@@ -27,7 +27,7 @@ from feddkd.methods.private import private as private
 from feddkd.methods.registry import METHODS as METHODS
 from feddkd.methods.registry import parse as parse
 from feddkd.methods.scaffold import scaffold as scaffold
-from feddkd.methods.server import server_adagrad as server_adagrad
-from feddkd.methods.server import server_adam as server_adam
-from feddkd.methods.server import server_momentum as server_momentum
-from feddkd.methods.server import server_yogi as server_yogi
+from feddkd.methods.server_optimisers import server_adagrad as server_adagrad
+from feddkd.methods.server_optimisers import server_adam as server_adam
+from feddkd.methods.server_optimisers import server_momentum as server_momentum
+from feddkd.methods.server_optimisers import server_yogi as server_yogi

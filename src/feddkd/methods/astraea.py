@@ -22,10 +22,10 @@ from feddkd.data.batches import Reads
 from feddkd.method import Batch, Collect, Fold, Method, Part, Phase, World
 from feddkd.methods.local import Local, local_training
 from feddkd.methods.registry import METHODS
-from feddkd.models import Model
-from feddkd.params import Groups, Tensors, combine, weighted_mean
+from feddkd.models.functional import Model
 from feddkd.schedules import Repeat
-from feddkd.values import Count
+from feddkd.spec.types import Count
+from feddkd.tensors import Groups, Tensors, combine, weighted_mean
 
 
 @METHODS.register

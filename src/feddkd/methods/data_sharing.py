@@ -11,11 +11,11 @@ public examples travel once to every client is not among the counted bytes.
 from dataclasses import replace
 
 from feddkd.method import Method
-from feddkd.methods.gathering import Gathering
+from feddkd.methods.aggregation import Gathering
 from feddkd.methods.local import Local, Variant, local_training
 from feddkd.methods.registry import METHODS
 from feddkd.schedules import Repeat
-from feddkd.values import Whole
+from feddkd.spec.types import Whole
 
 
 @METHODS.register

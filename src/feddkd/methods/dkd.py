@@ -26,13 +26,13 @@ from torch.func import grad
 from feddkd.data.batches import Reads
 from feddkd.errors import InputError
 from feddkd.method import Batch, Collect, Fold, Gradient, Loss, Method, Phase, Targets, World, own_model, probe_of
-from feddkd.methods.gathering import PLAINLY, Gathering, gathered
+from feddkd.methods.aggregation import PLAINLY, Gathering, gathered
+from feddkd.methods.losses import Divergence, distillation, reverse_distillation, squared_distance
 from feddkd.methods.registry import METHODS
-from feddkd.models import Mode, Model
-from feddkd.objectives import Divergence, distillation, reverse_distillation, squared_distance
-from feddkd.params import Groups, Tensors, add, add_at_once, combine, only, zeros
+from feddkd.models.functional import Mode, Model
 from feddkd.schedules import Rate, Repeat, Schedule
-from feddkd.values import Count, Momentum, Positive, Whole
+from feddkd.spec.types import Count, Momentum, Positive, Whole
+from feddkd.tensors import Groups, Tensors, add, add_at_once, combine, only, zeros
 
 
 @METHODS.register

@@ -5,7 +5,7 @@ data", AISTATS 2017, arXiv:1602.05629.
 """
 
 from feddkd.method import Method
-from feddkd.methods.gathering import Gathering
+from feddkd.methods.aggregation import Gathering
 from feddkd.methods.local import Local, local_training
 from feddkd.methods.registry import METHODS
 

@@ -11,7 +11,7 @@ fedprox() | local_bn() is FedProx with batch norm at home.
 from typing import Literal
 
 from feddkd.method import Method
-from feddkd.methods.gathering import Gathering
+from feddkd.methods.aggregation import Gathering
 from feddkd.methods.local import Local, Variant, local_training
 from feddkd.methods.registry import METHODS
 

@@ -26,13 +26,13 @@ from feddkd.data.batches import Reads
 from feddkd.errors import InputError
 from feddkd.method import Batch, Collect, Fold, Method, Phase, World
 from feddkd.methods.local import Local, Variant, local_training, take_average
+from feddkd.methods.losses import cross_entropy, distillation
+from feddkd.methods.optimisers import Optimiser, adam, clip_norm, sgd
 from feddkd.methods.registry import METHODS
-from feddkd.models import Model, Output
-from feddkd.objectives import cross_entropy, distillation
-from feddkd.optimisers import Optimiser, adam, clip_norm, sgd
-from feddkd.params import Groups, Tensors
+from feddkd.models.functional import Model, Output
 from feddkd.schedules import Rate
-from feddkd.values import Count, Positive
+from feddkd.spec.types import Count, Positive
+from feddkd.tensors import Groups, Tensors
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,11 +24,11 @@ from torch import Tensor
 
 from feddkd.method import Batch, Collect, Method, Private, World
 from feddkd.methods.local import Local, Variant, local_training, take_average
+from feddkd.methods.losses import distillation
 from feddkd.methods.registry import METHODS
-from feddkd.models import Model, Output
-from feddkd.objectives import distillation
-from feddkd.params import Groups, Tensors
-from feddkd.values import NonNegative
+from feddkd.models.functional import Model, Output
+from feddkd.spec.types import NonNegative
+from feddkd.tensors import Groups, Tensors
 
 
 @METHODS.register

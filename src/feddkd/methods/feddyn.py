@@ -13,13 +13,13 @@ clients, so a small alpha still moves further than the average.
 from functools import partial
 
 from feddkd.method import Collect, Method, World
-from feddkd.methods.gathering import Gathering
+from feddkd.methods.aggregation import Gathering
 from feddkd.methods.local import Local, Variant, local_training, take_average
+from feddkd.methods.losses import linear, proximal
 from feddkd.methods.registry import METHODS
-from feddkd.models import Model
-from feddkd.objectives import linear, proximal
-from feddkd.params import Groups, Tensors, add, combine, zeros
-from feddkd.values import Positive
+from feddkd.models.functional import Model
+from feddkd.spec.types import Positive
+from feddkd.tensors import Groups, Tensors, add, combine, zeros
 
 
 @METHODS.register

@@ -22,9 +22,9 @@ from feddkd.method import Batch, Collect, Finish, Fold, Method, Phase, World
 from feddkd.methods.feddf import Lesson, Teach, taught_at_server
 from feddkd.methods.local import Local, local_training
 from feddkd.methods.registry import METHODS
-from feddkd.models import Model
-from feddkd.params import Groups, only
-from feddkd.values import NonNegative
+from feddkd.models.functional import Model
+from feddkd.spec.types import NonNegative
+from feddkd.tensors import Groups, only
 
 AT_ONCE = 1000  # public examples that a client predicts in one step
 

@@ -27,17 +27,16 @@ from torch.func import grad, vmap
 
 from feddkd.data.batches import Reads
 from feddkd.errors import InputError
-from feddkd.keys import uniform
 from feddkd.method import Batch, Collect, Fold, Method, Phase, World
 from feddkd.methods.local import Local, Variant, local_training, take_average
+from feddkd.methods.losses import Term, cross_entropy, distillation, diversity_loss
+from feddkd.methods.optimisers import Optimiser, adam
 from feddkd.methods.registry import METHODS
-from feddkd.models import Model, Output, functional
-from feddkd.models.functional import Mode
-from feddkd.objectives import Term, cross_entropy, distillation, diversity_loss
-from feddkd.optimisers import Optimiser, adam
-from feddkd.params import Groups, Tensors, only, to
+from feddkd.models.functional import Mode, Model, Output, functional
+from feddkd.randomness import uniform
 from feddkd.schedules import Rate
-from feddkd.values import Count, NonNegative, Positive
+from feddkd.spec.types import Count, NonNegative, Positive
+from feddkd.tensors import Groups, Tensors, only, to
 
 # What is random in a step; the streams below 2000 belong to dropout and augmentation.
 LABELS, NOISE, NOISE_FOR_OWN_LABELS = 2000, 2001, 2002

@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from feddkd.method import Batch, Method, Phase, World, own_model
-from feddkd.methods.gathering import Gathering
+from feddkd.methods.aggregation import Gathering
 from feddkd.methods.local import Local, Variant, hold_private, local_training
+from feddkd.methods.losses import distillation
 from feddkd.methods.registry import METHODS
-from feddkd.models import Model, Output
-from feddkd.objectives import distillation
-from feddkd.params import Groups, Tensors, combine, only, weighted_mean
+from feddkd.models.functional import Model, Output
 from feddkd.schedules import Rate
-from feddkd.values import Count, NonNegative, Positive
+from feddkd.spec.types import Count, NonNegative, Positive
+from feddkd.tensors import Groups, Tensors, combine, only, weighted_mean
 
 
 @METHODS.register

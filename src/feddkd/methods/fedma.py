@@ -24,14 +24,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from feddkd.matching import matched_average
 from feddkd.method import Batch, Collect, Fold, Method, Part, Phase
 from feddkd.methods.local import Local, local_training
 from feddkd.methods.registry import METHODS
-from feddkd.models import Model
-from feddkd.models.chain import Layer, chain, move_inputs
-from feddkd.params import Groups, Tensors, only
-from feddkd.values import Whole
+from feddkd.methods.unit_matching import matched_average
+from feddkd.models.functional import Model
+from feddkd.models.layer_chain import Layer, chain, move_inputs
+from feddkd.spec.types import Whole
+from feddkd.tensors import Groups, Tensors, only
 
 Weights = Literal["clients", "examples"]
 

@@ -10,11 +10,11 @@ U to the activations; FedDKD's paper writes KL(a || U) without 1/D: `reduction="
 from typing import Literal
 
 from feddkd.method import Method
-from feddkd.methods.gathering import Gathering
+from feddkd.methods.aggregation import Gathering
 from feddkd.methods.local import Local, Variant, local_training
+from feddkd.methods.losses import activation_entropy
 from feddkd.methods.registry import METHODS
-from feddkd.objectives import activation_entropy
-from feddkd.values import NonNegative
+from feddkd.spec.types import NonNegative
 
 
 @METHODS.register

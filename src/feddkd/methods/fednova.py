@@ -11,8 +11,8 @@ travels in place of w_k is the normalised move, and a_k.
 from feddkd.method import Collect, Method
 from feddkd.methods.local import Local, Variant, local_training, reach, take_average
 from feddkd.methods.registry import METHODS
-from feddkd.models import Model
-from feddkd.params import Groups, Tensors, add, combine
+from feddkd.models.functional import Model
+from feddkd.tensors import Groups, Tensors, add, combine
 
 
 @METHODS.register

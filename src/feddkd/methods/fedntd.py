@@ -12,13 +12,13 @@ from functools import partial
 from torch import Tensor
 
 from feddkd.method import Batch, Method, own_model
-from feddkd.methods.gathering import Gathering
+from feddkd.methods.aggregation import Gathering
 from feddkd.methods.local import Local, Variant, hold_private, local_training
+from feddkd.methods.losses import not_true_distillation
 from feddkd.methods.registry import METHODS
-from feddkd.models import Model, Output
-from feddkd.objectives import not_true_distillation
-from feddkd.params import Groups, Tensors
-from feddkd.values import NonNegative, Positive
+from feddkd.models.functional import Model, Output
+from feddkd.spec.types import NonNegative, Positive
+from feddkd.tensors import Groups, Tensors
 
 
 @METHODS.register

@@ -10,11 +10,11 @@ paper's FEMNIST table shows; in the true form mu=10 with learning rate 0.1 would
 from typing import Literal
 
 from feddkd.method import Method
-from feddkd.methods.gathering import Gathering
+from feddkd.methods.aggregation import Gathering
 from feddkd.methods.local import Local, Variant, local_training
+from feddkd.methods.losses import proximal
 from feddkd.methods.registry import METHODS
-from feddkd.objectives import proximal
-from feddkd.values import NonNegative
+from feddkd.spec.types import NonNegative
 
 
 @METHODS.register

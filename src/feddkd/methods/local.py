@@ -14,13 +14,13 @@ from torch.func import grad
 from feddkd.data.batches import Reads, Source
 from feddkd.errors import InputError
 from feddkd.method import Batch, Collect, Fold, Method, Phase, Private, ServerFn, World, own_model, uploads
-from feddkd.methods.gathering import PLAINLY, Gathering, gathered
-from feddkd.models import Model, Output
-from feddkd.objectives import Term, cross_entropy
-from feddkd.optimisers import Optimiser, adam, sgd
-from feddkd.params import Groups, Tensors
+from feddkd.methods.aggregation import PLAINLY, Gathering, gathered
+from feddkd.methods.losses import Term, cross_entropy
+from feddkd.methods.optimisers import Optimiser, adam, sgd
+from feddkd.models.functional import Model, Output
 from feddkd.schedules import Rate, Schedule
-from feddkd.values import Count, Momentum, NonNegative, Positive
+from feddkd.spec.types import Count, Momentum, NonNegative, Positive
+from feddkd.tensors import Groups, Tensors
 
 
 @dataclass(frozen=True, kw_only=True)

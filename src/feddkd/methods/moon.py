@@ -14,13 +14,13 @@ from torch import Tensor
 
 from feddkd.errors import InputError
 from feddkd.method import Batch, Method, World, own_model, uploads
-from feddkd.methods.gathering import Gathering
+from feddkd.methods.aggregation import Gathering
 from feddkd.methods.local import Local, Variant, hold_private, local_training
+from feddkd.methods.losses import contrast
 from feddkd.methods.registry import METHODS
-from feddkd.models import Model, Output
-from feddkd.objectives import contrast
-from feddkd.params import Groups, Tensors, only
-from feddkd.values import NonNegative, Positive
+from feddkd.models.functional import Model, Output
+from feddkd.spec.types import NonNegative, Positive
+from feddkd.tensors import Groups, Tensors, only
 
 
 @METHODS.register

@@ -4,7 +4,7 @@ from functools import reduce
 from operator import or_
 
 from feddkd.method import Method
-from feddkd.spelling import Registry
+from feddkd.spec.registry import Registry
 
 METHODS: Registry[Method] = Registry("method", "feddkd.methods")
 

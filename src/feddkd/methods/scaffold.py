@@ -12,8 +12,8 @@ as part of the gradient. Weight decay counts as part of the gradient, too. Priva
 from feddkd.method import Collect, Method, World
 from feddkd.methods.local import Local, Variant, local_training, reach, take_average
 from feddkd.methods.registry import METHODS
-from feddkd.models import Model
-from feddkd.params import Groups, Tensors, add, combine, zeros
+from feddkd.models.functional import Model
+from feddkd.tensors import Groups, Tensors, add, combine, zeros
 
 
 @METHODS.register

@@ -21,11 +21,11 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from feddkd.errors import InputError
-from feddkd.keys import Key
-from feddkd.models.building import seeded_generators
-from feddkd.models.draws import KeyedDraws, announce_dropout
-from feddkd.models.inventory import Inventory, inventory, loose_tensors
-from feddkd.params import Tensors, only, to
+from feddkd.models.keyed_draws import KeyedDraws, announce_dropout
+from feddkd.models.seeded_build import seeded_generators
+from feddkd.models.tensor_kinds import Inventory, inventory, loose_tensors
+from feddkd.randomness import Key
+from feddkd.tensors import Tensors, only, to
 
 # train: everything as in training. eval: running statistics, no dropout.
 # batch: normalise by the batch's own statistics, no dropout, buffers left as they were.

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from feddkd.errors import InputError
-from feddkd.models.draws import keyed
 from feddkd.models.functional import Mode, Model, Output
-from feddkd.params import Tensors
+from feddkd.models.keyed_draws import keyed
+from feddkd.tensors import Tensors
 
 FEW = 4  # examples
 EXACT, COARSE = 1e-9, 1e-3  # rounding in float64 and in other types, relative to the largest number

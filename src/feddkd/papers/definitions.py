@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from feddkd.errors import InputError, choices
 from feddkd.experiment import Experiment, load
 from feddkd.methods import parse
-from feddkd.rounds import Row
-from feddkd.spelling import Call
+from feddkd.rounds.loop import Row
+from feddkd.spec.registry import Call
 
 
 class Place(NamedTuple):

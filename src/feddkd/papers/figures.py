@@ -9,7 +9,7 @@ from typing import Any
 from feddkd.errors import InputError, choices
 from feddkd.experiment import Experiment
 from feddkd.papers.definitions import Definition, Paper, Quantity
-from feddkd.papers.runs import Run, Runs
+from feddkd.papers.results import Run, Runs
 
 Points = list[tuple[float, float]]
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from feddkd.experiment import Experiment
 from feddkd.papers.definitions import Paper
-from feddkd.papers.runs import Run, Runs
+from feddkd.papers.results import Run, Runs
 
 
 @dataclass(frozen=True)

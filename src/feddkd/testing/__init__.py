@@ -15,9 +15,9 @@ from feddkd.errors import InputError
 from feddkd.method import Method
 from feddkd.methods import parse
 from feddkd.testing.laws import LAWS, LawError, Trial
-from feddkd.testing.stage import NETWORKS, Network
-from feddkd.testing.stage import rehearse as rehearse
-from feddkd.testing.witnesses import FallsSilent as FallsSilent
+from feddkd.testing.probes import FallsSilent as FallsSilent
+from feddkd.testing.rehearsal import NETWORKS, Network
+from feddkd.testing.rehearsal import rehearse as rehearse
 
 __all__ = ["LAWS", "FallsSilent", "LawError", "Report", "check_method", "rehearse"]
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from feddkd.errors import InputError
 from feddkd.method import Method
 from feddkd.methods import parse
-from feddkd.params import Groups
-from feddkd.testing.stage import Network, Played, first_weights, rehearse
-from feddkd.testing.witnesses import Counting, FallsSilent, Unseeded, guarded, watched
+from feddkd.tensors import Groups
+from feddkd.testing.probes import Counting, FallsSilent, Unseeded, guarded, watched
+from feddkd.testing.rehearsal import Network, Played, first_weights, rehearse
 
 TOLERANCE = 1e-12
 WAYS: list[dict[str, Any]] = [

@@ -1,0 +1,63 @@
+"""feddkd run --dry-run: what would run, and what it would take."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from feddkd.cli.console import clock
+from feddkd.engines.batched.memory import in_words
+from feddkd.experiment import Experiment
+from feddkd.runs import checkpoint
+from feddkd.runs.forecast import forecast
+from feddkd.runs.record import finished_summary, folder_name
+from feddkd.runs.runner import lock_step
+
+LONG = 1000  # rounds of all runs together, from which on a sweep is not begun without a word
+
+
+def plan(
+    experiments: Sequence[Experiment], places: Sequence[Path], *, fresh: bool, until: int | None = None, **how: Any
+) -> dict[str, Any]:
+    """What is to do, group by group as it runs in lock-step, and what that takes altogether."""
+    together = lock_step(experiments, places)
+    groups = [_group([experiments[at] for at in group], places[group[0]], fresh, until, how) for group in together]
+    todo = [group for group in groups if group["runs"]]
+    return {
+        "groups": groups,
+        "runs": sum(group["runs"] for group in groups),
+        "finished": sum(group["finished"] for group in groups),
+        "seconds": sum(group["seconds"] for group in todo),
+        "memory": max((group["memory"] or 0 for group in todo), default=0),
+        "bytes": sum(group["runs"] * (group["bytes_up"] + group["bytes_down"]) for group in todo),
+    }
+
+
+def _group(experiments: list[Experiment], place: Path, fresh: bool, until: int | None, how: dict[str, Any]) -> dict[str, Any]:
+    todo = [e for e in experiments if fresh or finished_summary(place / folder_name(e), e.digest) is None]
+    known = {"method": experiments[0].name or experiments[0].method, "runs": len(todo), "finished": len(experiments) - len(todo)}
+    if not todo:
+        return known
+    done = 0 if fresh else min(max(checkpoint.rounds(place / folder_name(e)), default=0) for e in todo)
+    return {**known, "rounds": todo[0].length(until) - done, **asdict(forecast(todo, done=done, until=until, **how))}
+
+
+def planned(told: dict[str, Any]) -> Table:
+    page = Table(title="What it would take", box=SIMPLE_HEAD, padding=0, show_edge=False)
+    for at, heading in enumerate(("method", "runs", "rounds", "engine", "time", "memory", "MB a run")):
+        page.add_column(heading, justify="right" if at else "left", overflow="fold")
+    for group in told["groups"]:
+        page.add_row(group["method"], *(_cells(group) if group["runs"] else ["finished", *["-"] * 5]))
+    total = f"{told['runs']} runs, {told['finished']} finished already: about {clock(told['seconds'])}"
+    page.caption = f"{total}, {in_words(told['memory'])} of memory, {told['bytes'] / 1e6:.4g} MB between server and clients"
+    page.caption_justify = "left"
+    return page
+
+
+def _cells(group: dict[str, Any]) -> list[str]:
+    memory = "-" if group["memory"] is None else in_words(group["memory"])
+    traffic = f"{(group['bytes_up'] + group['bytes_down']) / 1e6:.4g}"
+    return [str(group["runs"]), str(group["rounds"]), group["engine"], clock(group["seconds"]), memory, traffic]

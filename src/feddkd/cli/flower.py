@@ -1,0 +1,270 @@
+"""feddkd flower: experiments on a federation of Flower nodes. Flower is an extra: it is imported when it is asked for."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import torch
+import typer
+
+from feddkd.cli.console import AsJson, DataDir, File, Settings
+from feddkd.cli.run_options import EveryRounds, OnRow, Threads, watch_all
+from feddkd.errors import InputError
+from feddkd.experiment import Experiment, load
+from feddkd.runs.prepare import prepare
+from feddkd.runs.runner import execute
+from feddkd.runs.session import Every
+
+if TYPE_CHECKING:
+    from feddkd.flower.deployment.superlink import Superlink
+
+flower_app = typer.Typer(no_args_is_help=True, help="Experiments on a federation of Flower nodes (needs feddkd[flower]).")
+
+Out = Annotated[Path, typer.Option(metavar="DIR", help="Where run folders are written.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Run again what is finished or was cut short.")]
+Deadline = Annotated[float, typer.Option(min=1, metavar="SECONDS", help="Who has not answered by then has not answered.")]
+Join = Annotated[float, typer.Option(min=1, metavar="SECONDS", help="By then all clients must have joined.")]
+Secure = Annotated[bool, typer.Option("--secure", help="Secure aggregation: uploads come masked, the server learns sums alone.")]
+Threshold = Annotated[
+    float,
+    typer.Option(
+        metavar="SHARE",
+        show_default="2/3",
+        help="With --secure: the share of a cohort without which no sum is opened; over a half.",
+    ),
+]
+
+
+@flower_app.command("up")
+def up(
+    file: File,
+    nodes: Annotated[int, typer.Option(min=1, help="How many nodes; each stands for its share of the clients.")] = 2,
+    set_: Settings = None,
+    data: DataDir = None,
+    out: Out = Path("runs"),
+    deadline: Deadline = 600.0,
+    join: Join = 120.0,
+    secure: Secure = False,
+    threshold: Threshold = 2 / 3,
+    every_rounds: EveryRounds = 1,
+    fresh: Fresh = False,
+    as_json: AsJson = False,
+) -> None:
+    """A whole federation on this machine, for the experiments of a file.
+
+    Certificates, keys, a SuperLink with TLS that knows its nodes, the nodes; then the runs, recorded as those of `feddkd run`.
+    In the end nothing is left but the records.
+    """
+    experiments = load(file, set_ or ())
+    options = _options(experiments, deadline, join, secure, threshold)
+    few = min(experiment.clients for experiment in experiments)
+    if nodes > few:
+        raise InputError(f"{nodes} nodes are more than the {few} clients")
+    _try_out(experiments, data)
+    with _flower():
+        from feddkd.flower.deployment.local_federation import deployed
+
+        with deployed(nodes, None if data is None else data.resolve(), secure) as deployment:
+            _run(deployment.link, experiments, out, data, options, Every(every_rounds), fresh, as_json, deployment.wait)
+
+
+def _try_out(experiments: list[Experiment], data: Path | None) -> None:
+    """Data and networks that are not there are told of before anything is started."""
+    for experiment in experiments:
+        prepare(experiment, data)
+
+
+def _run(
+    link: "Superlink", experiments: list[Experiment], out: Path, data: Path | None, options: dict[str, float], every: Every,
+    fresh: bool, as_json: bool, wait: Callable[[Any, float], None] = lambda grid, seconds: None,
+) -> None:  # fmt: skip
+    """One experiment after another, each a Flower run of its own."""
+
+    def do(group: list[int], on_row: OnRow) -> list[dict[str, Any]]:
+        with link.run() as grid:
+            wait(grid, options["join"])
+            told = {"out": out, "folder": data, "every": every, "fresh": fresh, "on_row": on_row}
+            return _perform(experiments[group[0]], grid, options, **told)
+
+    watch_all(experiments, [out] * len(experiments), [[at] for at in range(len(experiments))], do, as_json)
+
+
+def _options(experiments: list[Experiment], deadline: float, join: float, secure: bool, threshold: float) -> dict[str, float]:
+    """What the engine is told; a threshold is what makes it a secure one."""
+    if not secure:
+        return {"deadline": deadline, "join": join}
+    with _flower():
+        from feddkd.flower.secure import check_summable
+
+        for experiment in experiments:  # complain before anything is started
+            check_summable(experiment.as_dict(), threshold)
+    return {"deadline": deadline, "join": join, "threshold": threshold}
+
+
+def run_on_ray(
+    experiments: list[Experiment], places: list[Path], data: Path | None, every: Every, fresh: bool, as_json: bool
+) -> None:
+    """One experiment after another in Flower's simulation, a core for each client at work."""
+
+    def do(group: list[int], on_row: OnRow) -> list[dict[str, Any]]:
+        (at,) = group
+        told = {"out": places[at], "folder": folder, "every": every, "fresh": fresh, "on_row": on_row}
+        work = partial(_perform, experiments[at], options={}, **told)
+        return on_ray(work, NodeApp(), experiments[at].clients, 1.0, 0.0)
+
+    with _flower():
+        from feddkd.flower.apps import NodeApp
+        from feddkd.flower.deployment.ray import on_ray
+
+        folder = None if data is None else data.resolve()
+        if folder is not None:
+            os.environ["FEDDKD_DATA"] = str(folder)  # Ray's workers inherit it
+        watch_all(experiments, places, [[at] for at in range(len(experiments))], do, as_json)
+
+
+def _perform(experiment: Experiment, grid: Any, options: dict[str, float], **told: Any) -> list[dict[str, Any]]:
+    engine = "flower-secure" if "threshold" in options else "flower"
+    return execute([experiment], engine=engine, options={"grid": grid, "experiment": experiment.as_dict(), **options}, **told)
+
+
+@flower_app.command("server")
+def server(
+    file: File,
+    folder: Annotated[Path, typer.Option(metavar="DIR", help="Certificate and key: what `feddkd flower certificate` made.")],
+    keys: Annotated[Path, typer.Option(metavar="DIR", help="The public keys (*.pub) of the nodes that may join.")],
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "0.0.0.0",
+    port: Annotated[int, typer.Option(help="The port to listen on.")] = 9092,
+    set_: Settings = None,
+    data: DataDir = None,
+    out: Out = Path("runs"),
+    deadline: Deadline = 600.0,
+    join: Join = 3600.0,
+    secure: Secure = False,
+    threshold: Threshold = 2 / 3,
+    every_rounds: EveryRounds = 1,
+    fresh: Fresh = False,
+    as_json: AsJson = False,
+) -> None:
+    """The server of a federation: a SuperLink with TLS for the nodes whose keys it knows, and the runs of a file.
+
+    It waits until all clients have joined. Stopped and started again it goes on from its last checkpoint.
+    """
+    experiments, public_keys = load(file, set_ or ()), sorted(keys.glob("*.pub"))
+    options = _options(experiments, deadline, join, secure, threshold)
+    if not public_keys:
+        raise InputError(f"there are no public keys (*.pub) in {keys}")
+    _try_out(experiments, data)
+    with _flower():
+        from feddkd.flower.deployment.credentials import AUTHORITY, CERTIFICATE, PRIVATE
+        from feddkd.flower.deployment.processes import Processes
+        from feddkd.flower.deployment.superlink import Superlink
+
+        for name in (AUTHORITY, CERTIFICATE, PRIVATE):
+            if not (folder / name).is_file():
+                raise InputError(f"there is no {name} in {folder}; feddkd flower certificate {folder} HOST makes it")
+        with Processes(folder) as processes:
+            link = Superlink(folder.resolve(), processes, port, host, lasting=True)
+            link.start()
+            for public_key in public_keys:
+                link.register(public_key)
+            _run(link, experiments, out, data, options, Every(every_rounds), fresh, as_json)
+
+
+@flower_app.command("certificate")
+def certificate(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where ca.crt, server.pem and server.key go.")],
+    hosts: Annotated[list[str], typer.Argument(metavar="HOST...", help="Names and addresses by which nodes reach the server.")],
+) -> None:
+    """Make a server's certificate. Nodes get a copy of DIR/ca.crt; the rest stays."""
+    with _flower():
+        from feddkd.flower.deployment.credentials import make_server
+
+        make_server(folder, hosts)
+
+
+@flower_app.command("init")
+def init(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for the app.")]) -> None:
+    """Write a Flower app for your own data: one function to fill in, then `flwr run DIR`."""
+    from feddkd.flower.deployment.template import FILES
+
+    if folder.exists() and any(folder.iterdir()):
+        raise InputError(f"{folder} is not empty")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in FILES.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    print(f"written to {folder}: {', '.join(FILES)}; begin with {folder / 'client_app.py'}")
+
+
+@flower_app.command("client")
+def client(
+    superlink: Annotated[str, typer.Argument(metavar="HOST:PORT", help="The server's SuperLink.")],
+    part: Annotated[int, typer.Option(min=0, help="Which node this is: it stands for the clients PART, PART + PARTS, ...")],
+    parts: Annotated[int, typer.Option(min=1, help="How many nodes there are.")],
+    key: Annotated[Path, typer.Option(metavar="FILE", help="This node's private key; `feddkd flower key` makes one.")],
+    authority: Annotated[Path, typer.Option(metavar="FILE", help="The certificate by which the server is known: its ca.crt.")],
+    port: Annotated[int, typer.Option(help="A port for this node's own use, on 127.0.0.1.")] = 9094,
+    load: Annotated[
+        str | None, typer.Option(metavar="FILE.py:NAME", help="A function of your own that returns this client's (x, y).")
+    ] = None,
+    secure: Annotated[
+        bool, typer.Option("--secure", help="Upload nothing that is not masked, whatever a server asks for.")
+    ] = False,
+    data: DataDir = None,
+    threads: Threads = None,
+) -> None:
+    """Be a node of a federation until ended: a SuperNode whose clients stay in memory."""
+    if part >= parts:
+        raise InputError(f"part {part} of {parts}: parts are counted from 0 to {parts - 1}")
+    for file in (key, authority):
+        if not file.is_file():
+            raise InputError(f"there is no file {file}")
+    if threads is not None:
+        torch.set_num_threads(threads)
+    with _flower():
+        from feddkd.flower.apps import NodeApp
+        from feddkd.flower.deployment.supernode import run_node
+
+        app = NodeApp(None if load is None else _function(load))
+        run_node(app, superlink, port, key, authority, part, parts, data, secure)
+
+
+@flower_app.command("key")
+def key_(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where the private key goes; the public one beside it.")],
+) -> None:
+    """Make a node's key pair: FILE, which stays on the node, and FILE.pub, which the server must know."""
+    with _flower():
+        from feddkd.flower.deployment.credentials import make_node
+
+        make_node(file)
+
+
+@contextmanager
+def _flower() -> Iterator[None]:
+    """Flower, kept quiet: it talks to nobody but the SuperLink."""
+    os.environ |= {
+        "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }  # fmt: skip
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] != "flwr":
+            raise
+        raise InputError("this needs Flower: pip install 'feddkd[flower]'") from None
+
+
+def _function(text: str) -> Callable[[Any], Any]:
+    """FILE.py:NAME -> the function."""
+    path, _, name = text.rpartition(":")
+    file = Path(path)
+    if not file.is_file():
+        raise InputError(f"--load takes FILE.py:NAME, and there is no file {path!r}")
+    names: dict[str, Any] = {"__name__": file.stem, "__file__": str(file)}
+    exec(compile(file.read_text(encoding="utf-8"), file, "exec"), names)
+    if not callable(names.get(name)):
+        raise InputError(f"{path} has no function {name!r}")
+    return names[name]  # type: ignore[no-any-return]

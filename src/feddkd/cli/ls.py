@@ -1,0 +1,102 @@
+"""feddkd ls: runs at a glance."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from feddkd.cli.console import AsJson, console
+from feddkd.errors import InputError, choices
+from feddkd.experiment import KEYS
+from feddkd.reports.tables import method_names
+from feddkd.runs.record import Record, find
+from feddkd.runs.summary import summarise
+
+Entry = dict[str, Any]
+NUMBERS = ("seed", "rounds", "best", "last", "seconds", "started")
+COLUMNS = ("run", "method", "data", "seed", "rounds", "best", "last", "seconds", "started")
+
+
+def listing(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of runs.")] = Path("runs"),
+    where: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=TEXT", help="Only runs whose key holds the text, as in method=dkd, seed=0, state=running."),
+    ] = None,
+    sort: Annotated[str, typer.Option(metavar="COLUMN", help="By what; numbers from the highest down.")] = "run",
+    as_json: AsJson = False,
+) -> None:
+    """The runs under a folder, one line each: method, data, seed, rounds done, test accuracy in % at best and last, time."""
+    if sort not in COLUMNS:
+        raise InputError(f"runs cannot be sorted by {sort!r}; there are: {choices(COLUMNS)}")
+    found = find(folder, begun=True)
+    kept = [record for record in found if all(test(record) for test in map(_condition, where or ()))]
+    entries = sorted((_entry(record) for record in kept), key=lambda entry: _rank(entry[sort]))
+    console(stderr=as_json).print(_table(entries), f"{len(kept)} of {len(found)} runs")
+    if as_json:
+        print(json.dumps({"runs": entries}))
+
+
+def _entry(record: Record) -> Entry:
+    manifest, known = record.manifest, summarise(record.history) if record.history else {}
+    return {
+        "run": record.folder.name,
+        "method": manifest["experiment"].get("name") or method_names(record),
+        "data": manifest["experiment"]["data"],
+        "seed": manifest["canonical"]["seed"],
+        "rounds": len(record.history),
+        "of": manifest["canonical"]["rounds"],
+        "state": _state(record),
+        "best": known.get("test_accuracy"),
+        "last": known.get("final_test_accuracy"),
+        "seconds": round(record.seconds, 1),
+        "started": manifest.get("started", ""),
+        "folder": str(record.folder),
+        "digest": manifest["digest"],
+    }
+
+
+def _state(record: Record) -> str:
+    """`running`: somebody writes there, or was killed while writing. `ended`: it could not go on."""
+    if record.finished:
+        return "finished"
+    if (record.folder / "lock").exists():
+        return "running"
+    return "ended" if "ended" in record.manifest else "halted"
+
+
+def _condition(text: str) -> Callable[[Record], bool]:
+    key, equals, wanted = text.partition("=")
+    if not equals or key not in (*KEYS, "state", "run"):
+        raise InputError(f"a condition is written KEY=TEXT, not {text!r}; keys are: {choices((*KEYS, 'state', 'run'))}")
+
+    def holds(record: Record) -> bool:
+        if key in ("state", "run"):
+            return wanted in _entry(record)[key]
+        value = record.manifest["experiment"].get(key, record.manifest["canonical"].get(key, ""))
+        return wanted in value if isinstance(value, str) else wanted == str(value)
+
+    return holds
+
+
+def _rank(value: Any) -> tuple[int, Any]:
+    """Texts in order, numbers from the highest down, what is not known last."""
+    return (1, "") if value is None else (0, value if isinstance(value, str) else -value)
+
+
+def _table(entries: Sequence[Entry]) -> Table:
+    page = Table(box=SIMPLE_HEAD, padding=0, show_edge=False)
+    for column in COLUMNS:
+        page.add_column(
+            column, overflow="fold", justify="right" if column in ("seed", "rounds", "best", "last", "seconds") else "left"
+        )
+    for entry in entries:
+        shares = ["-" if entry[name] is None else f"{100 * entry[name]:.2f}" for name in ("best", "last")]
+        rounds = f"{entry['rounds']}/{entry['of']}"
+        facts = (entry["run"], entry["method"], entry["data"], str(entry["seed"]), rounds)
+        page.add_row(*facts, *shares, f"{entry['seconds']:.0f}", entry["started"][5:16].replace("T", " "))
+    return page

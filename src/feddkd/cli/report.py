@@ -1,0 +1,54 @@
+"""feddkd report: a table of runs, a page to send to a colleague, figures and tables for a paper."""
+
+import json
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from feddkd.cli.console import AsJson, console
+from feddkd.reports.figures import plates
+from feddkd.reports.html.page import write
+from feddkd.reports.pictures import curves
+from feddkd.reports.tables import as_json as in_json
+from feddkd.reports.tables import table
+from feddkd.runs.record import Record, find
+
+
+def report(
+    folders: Annotated[list[Path] | None, typer.Argument(metavar="DIR...", help="Folders of runs; runs/ unless said.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Write the page: one file, needs no network.")] = None,
+    open_: Annotated[bool, typer.Option("--open", help="Show the page in a browser; report.html in DIR unless --out.")] = False,
+    figures: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write figures (PDF, SVG, PNG) and tables (LaTeX, Markdown) for a paper."),
+    ] = None,
+    figure: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the accuracy curves, too: .png, .svg, .pdf.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """A table of all runs under some folders: mean and standard deviation over seeds, and what a target accuracy cost.
+
+    With --out also a page with everything there is to see: who won and whether that is chance, curves against rounds,
+    communications, local steps, bytes and time, what DKD adds, clients, partition, confusion matrix, and how it was made.
+    """
+    folders = folders or [Path("runs")]
+    records = together(folders)
+    console(stderr=as_json).print(table(records))
+    if figure is not None:
+        curves(records, figure)
+    if figures is not None:
+        plates(records, figures)
+    page = out or (folders[0] / "report.html" if open_ else None)
+    if page is not None:
+        write(records, page)
+        console(stderr=True).print(f"page written to {page}", soft_wrap=True)
+    if open_ and page is not None:
+        webbrowser.open(page.resolve().as_uri())
+    if as_json:
+        print(json.dumps(in_json(records)))
+
+
+def together(folders: list[Path]) -> list[Record]:
+    """All runs under some folders, each once."""
+    return list({record.folder.resolve(): record for folder in folders for record in find(folder)}.values())

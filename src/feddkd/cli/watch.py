@@ -1,0 +1,74 @@
+"""feddkd watch: the report of runs on their way, in a browser, made anew as rounds come in."""
+
+import webbrowser
+from contextlib import suppress
+from html import escape
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from feddkd.cli.console import console
+from feddkd.errors import InputError
+from feddkd.reports.html.page import html
+from feddkd.runs.record import find
+
+HERE = "127.0.0.1"  # nobody else's machine is let in
+WAITING = "<!doctype html><title>feddkd</title><p>No round has ended yet under {}.</p>"
+
+
+def watch(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of runs; it may still be empty.")] = Path("runs"),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Of the loopback interface; 0: any that is free.")] = 8000,
+    every: Annotated[int, typer.Option(min=1, metavar="SECONDS", help="How often the page is loaded again.")] = 5,
+    open_: Annotated[bool, typer.Option("--open", help="Show it in a browser.")] = False,
+) -> None:
+    """Serve the report of a running job to a browser on this machine, and renew it as rounds come in. Ctrl-C ends it."""
+    with server(folder, port, every) as serving:
+        address = f"http://{HERE}:{serving.server_address[1]}/"
+        console().print(f"{folder} is shown at {address}", soft_wrap=True)
+        if open_:
+            webbrowser.open(address)
+        with suppress(KeyboardInterrupt):
+            serving.serve_forever()
+
+
+def server(folder: Path, port: int, every: int) -> ThreadingHTTPServer:
+    pages: dict[tuple[tuple[Path, int], ...], bytes] = {}  # the last page, by the sizes of what it was made from
+
+    def renewed() -> bytes:
+        stand = tuple((path, path.stat().st_size) for path in sorted(folder.rglob("rounds.jsonl")))
+        page = pages.get(stand) or _page(folder).encode()
+        pages.clear()
+        pages[stand] = page
+        return page
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            own = (self.headers.get("Host") or "").rpartition(":")[0] in (HERE, "localhost")  # no name that only leads here
+            if not own or self.path != "/":
+                self.send_error(404)
+                return
+            page = renewed()
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.send_header("Content-Length", str(len(page)))
+            self.send_header("Refresh", str(every))
+            self.end_headers()
+            self.wfile.write(page)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Nobody needs a line for every reload."""
+
+    try:
+        return ThreadingHTTPServer((HERE, port), Handler)
+    except OSError as error:
+        raise InputError(f"cannot serve at port {port}: {error.strerror}; --port 0 takes one that is free") from None
+
+
+def _page(folder: Path) -> str:
+    try:
+        return html(find(folder))
+    except InputError:  # nothing there yet, or a manifest half written: the next time
+        return WAITING.format(escape(str(folder)))

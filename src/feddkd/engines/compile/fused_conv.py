@@ -1,0 +1,265 @@
+"""Convolutions, with the pooling and ReLU that follow them, as one operation over lanes that vmap, grad and tracing see through.
+
+`fusing()` watches a network while it is traced: where a convolution's output goes through 2x2 max pooling and ReLU, in either
+order, the convolution is taken back and one operation stands in the place of all. What stays behind unused is dropped with the
+rest of a graph that nobody reads. Convolutions of other kinds (strides, groups) are left as they are.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import batch_norm, conv2d, group_norm, max_pool2d, pad, relu
+from torch.overrides import TorchFunctionMode
+
+
+class Form(NamedTuple):
+    """What is fused: a convolution without stride, equally padded on all sides, and what follows it."""
+
+    pad: int
+    pool: int = 1
+    relu: bool = False
+
+    def size(self, x: Tensor, w: Tensor) -> tuple[int, int]:
+        """Height and width of the result; images and weights are laned."""
+        high, wide = (x.shape[2 + at] + 2 * self.pad - w.shape[1 + at] + 1 for at in (0, 1))
+        return high // self.pool, wide // self.pool
+
+
+# --- on laned tensors: images (lanes, batch, height, width, channels), weights (lanes, kernel height, width, channels, outputs)
+
+
+@torch.library.custom_op("feddkd::convolve", mutates_args=())
+def _convolve(
+    x: Tensor, w: Tensor, bias: Tensor | None, pads: int, high: int, wide: int, pool: int, relus: bool
+) -> tuple[Tensor, Tensor]:
+    """(relu(pool(x * w + bias)), which place of its window won)"""
+    from feddkd.engines.compile.triton_kernels import convolve  # Triton comes with torch's CUDA builds only
+
+    return convolve(x, w, bias, pads, (high, wide), pool, relus)
+
+
+@_convolve.register_fake
+def _(
+    x: Tensor, w: Tensor, bias: Tensor | None, pads: int, high: int, wide: int, pool: int, relus: bool
+) -> tuple[Tensor, Tensor]:
+    y = x.new_empty(*x.shape[:2], high, wide, w.shape[-1])
+    return y, y.new_empty(y.shape if pool == 2 else (0,), dtype=torch.uint8)
+
+
+@_convolve.register_kernel("cpu")
+def _(
+    x: Tensor, w: Tensor, bias: Tensor | None, pads: int, high: int, wide: int, pool: int, relus: bool
+) -> tuple[Tensor, Tensor]:
+    """The same by torch's own convolution, lane after lane: what the kernels are checked against."""
+    below, right = high * pool + w.shape[1] - 1 - x.shape[2] - pads, wide * pool + w.shape[2] - 1 - x.shape[3] - pads
+    images = pad(x.permute(0, 1, 4, 2, 3), (pads, max(0, right), pads, max(0, below)))
+    lanes = zip(images, w.permute(0, 4, 3, 1, 2), [None] * len(w) if bias is None else bias, strict=True)
+    y = torch.stack([conv2d(*lane) for lane in lanes])[..., : high * pool, : wide * pool]
+    place = torch.empty(0, dtype=torch.uint8)
+    if pool == 2:
+        y, at = y.reshape(*y.shape[:3], high, 2, wide, 2).transpose(4, 5).flatten(5, 6).max(-1)
+        place = at.permute(0, 1, 3, 4, 2).to(torch.uint8).contiguous()
+    y = y.permute(0, 1, 3, 4, 2)
+    return (relu(y) if relus else y).clone(memory_format=torch.contiguous_format), place
+
+
+@torch.library.custom_op("feddkd::to_weights", mutates_args=())
+def _to_weights(slopes: Tensor, x: Tensor, side: int, pads: int) -> Tensor:
+    """The gradient for weights of so many places a side."""
+    from feddkd.engines.compile.triton_kernels import to_weights
+
+    return to_weights(slopes, x, side, side, pads)
+
+
+@_to_weights.register_fake
+def _(slopes: Tensor, x: Tensor, side: int, pads: int) -> Tensor:
+    return x.new_empty(len(x), side, side, x.shape[-1], slopes.shape[-1], dtype=_summed(x))
+
+
+@_to_weights.register_kernel("cpu")
+def _(slopes: Tensor, x: Tensor, side: int, pads: int) -> Tensor:
+    images, (high, wide) = pad(x, (0, 0, pads, pads, pads, pads)), slopes.shape[2:4]
+    seen = [images[:, :, i : i + high, j : j + wide] for i in range(side) for j in range(side)]
+    rows = torch.stack([torch.einsum("lbhwc,lbhwo->lco", part, slopes) for part in seen], 1)
+    return rows.reshape(len(x), side, side, *rows.shape[2:]).to(_summed(x))
+
+
+def _summed(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def _forward(form: Form, x: Tensor, w: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    found: tuple[Tensor, Tensor] = _convolve(x.contiguous(), w.contiguous(), bias, form.pad, *form.size(x, w), *form[1:])
+    return found
+
+
+def _backward(form: Form, slopes: Tensor, x: Tensor, w: Tensor, y: Tensor, place: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(to the image, to the weights, to the bias). The first is a convolution, too: with the weights turned around."""
+    if form.relu:
+        slopes = torch.where(y > 0, slopes, 0)
+    to_bias = slopes.sum((1, 2, 3))
+    if form.pool == 2:
+        slopes = _unpooled(slopes, place)
+    slopes, side = slopes.contiguous(), w.shape[1]
+    around = w.flip(1, 2).transpose(3, 4).contiguous()
+    to_x, _ = _convolve(slopes, around, None, side - 1 - form.pad, *x.shape[2:4], 1, False)
+    to_w = _to_weights(slopes, x.contiguous(), side, form.pad)
+    return to_x, to_w.to(w.dtype), to_bias
+
+
+def _unpooled(slopes: Tensor, place: Tensor) -> Tensor:
+    """What came back for a window goes to the place that won; the others get nothing."""
+    number = torch.arange(4, dtype=torch.uint8, device=place.device).reshape(2, 1, 2, 1)
+    spread = torch.where(place[:, :, :, None, :, None] == number, slopes[:, :, :, None, :, None], 0)
+    return spread.flatten(4, 5).flatten(2, 3)
+
+
+# --- under vmap and grad
+
+
+def _apply(function: type[torch.autograd.Function], *inputs: Any) -> Any:
+    return function.apply(*inputs)  # type: ignore[no-untyped-call]
+
+
+def _laned(dims: Iterable[int | None], count: int, tensors: Iterable[Tensor | None]) -> list[Tensor | None]:
+    """vmap's axis as more lanes; what has no such axis is the same in all of them."""
+
+    def one(at: int | None, tensor: Tensor | None) -> Tensor | None:
+        if tensor is None or not tensor.numel():  # no bias, or no places
+            return tensor if tensor is None or at is None else tensor.select(at, 0)
+        return (tensor.expand(count, *tensor.shape) if at is None else tensor.movedim(at, 0)).flatten(0, 1)
+
+    return [one(at, tensor) for at, tensor in zip(dims, tensors, strict=True)]
+
+
+def _unlaned(count: int, tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    return tuple(t.reshape(count, -1, *t.shape[1:]) if t.numel() else t.expand(count, 0) for t in tensors)
+
+
+class _Backward(torch.autograd.Function):
+    @staticmethod
+    def forward(form: Form, *tensors: Tensor) -> Any:
+        return _backward(form, *tensors)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> Any:
+        raise NotImplementedError("fused convolutions have no second derivative")
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, form: Form, *tensors: Tensor) -> Any:
+        found = _apply(_Backward, form, *_laned(dims[1:], info.batch_size, tensors))
+        return _unlaned(info.batch_size, found), (0, 0, 0)
+
+
+class _Convolution(torch.autograd.Function):
+    @staticmethod
+    def forward(form: Form, x: Tensor, w: Tensor, bias: Tensor | None) -> Any:
+        return _forward(form, x, w, bias)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.form, x, w, bias = inputs
+        ctx.biased = bias is not None
+        ctx.save_for_backward(x, w, *output)
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, slopes: Tensor, _: Any) -> Any:
+        to_x, to_w, to_bias = _apply(_Backward, ctx.form, slopes, *ctx.saved_tensors)
+        return None, to_x, to_w, to_bias if ctx.biased else None
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, form: Form, x: Tensor, w: Tensor, bias: Tensor | None) -> Any:
+        (_, at, *shared), count = dims, info.batch_size
+        if at is not None and shared == [None, None] and len(w) == 1:  # one lane that reads more images: no weights are repeated
+            found = _apply(_Convolution, form, x.movedim(at, 1).flatten(1, 2), w, bias)
+            return tuple(t.reshape(1, count, -1, *t.shape[2:]) if t.numel() else t.expand(1, count, 0) for t in found), (1, 1)
+        return _unlaned(count, _apply(_Convolution, form, *_laned(dims[1:], count, (x, w, bias)))), (0, 0)
+
+
+def fused_convolution(form: Form, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+    """relu(pool(convolution)) of images (batch, channels, height, width) by weights (outputs, channels, kernel height, width)."""
+    laned = x.permute(0, 2, 3, 1).unsqueeze(0), w.permute(2, 3, 1, 0).unsqueeze(0), None if bias is None else bias.unsqueeze(0)
+    y: Tensor = _apply(_Convolution, form, *laned)[0]
+    return y.squeeze(0).permute(0, 3, 1, 2)
+
+
+# --- in a network
+
+
+class _Origin(NamedTuple):
+    """Where an output came from; it is held, so that its id stays its own."""
+
+    form: Form
+    inputs: tuple[Tensor, Tensor, Tensor | None]
+    output: Tensor
+
+
+class fusing(TorchFunctionMode):  # noqa: N801  # a context, as torch.no_grad
+    """Inside, convolutions that can be fused are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.origins: dict[int, _Origin] = {}
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if args and function in NORMS:  # they would give gradients the layout of a convolution's images, which vmap does not know
+            args = (args[0].contiguous(), *args[1:])
+        found = _convolved(*args, **kwargs) if function is torch.conv2d else self._followed(function, args, kwargs)
+        if found is None:
+            return function(*args, **kwargs)
+        form, inputs = found
+        output = fused_convolution(form, *inputs)
+        self.origins[id(output)] = _Origin(form, inputs, output)
+        return output
+
+    def _followed(self, function: Any, args: Any, kwargs: Any) -> tuple[Form, Any] | None:
+        """What a convolution's output becomes together with the operation at hand; None unless that can be fused."""
+        origin = self.origins.get(id(args[0])) if args else None
+        if origin is None:
+            return None
+        if function in RELUS and len(args) == 1 and not kwargs.get("inplace"):
+            return origin.form._replace(relu=True), origin.inputs
+        if function in POOLINGS and origin.form.pool == 1 and _halves(*args[1:], **kwargs):
+            return origin.form._replace(pool=2), origin.inputs
+        return None
+
+
+RELUS: tuple[Callable[..., Tensor], ...] = (torch.relu, Tensor.relu, relu)
+NORMS: tuple[Callable[..., Tensor], ...] = (torch.batch_norm, batch_norm, torch.group_norm, group_norm)
+POOLINGS: tuple[Callable[..., Tensor], ...] = (torch.max_pool2d, max_pool2d)
+
+
+def _convolved(
+    input: Tensor, weight: Tensor, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
+) -> tuple[Form, Any] | None:
+    square = input.dim() == 4 and weight.shape[2] == weight.shape[3]
+    known = not input.is_cuda or input.dtype in (torch.float32, torch.bfloat16)
+    pads = {padding} if isinstance(padding, int | str) else set(padding)
+    fits = len(pads) == 1 and pads <= set(range(weight.shape[2]))
+    if not (square and known and fits and groups == 1 and _all(stride, 1) and _all(dilation, 1)):
+        return None
+    return Form(int(pads.pop())), (input, weight, bias)
+
+
+def _halves(
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> bool:
+    plain = _all(padding, 0) and _all(dilation, 1) and not ceil_mode and not return_indices
+    return plain and _all(kernel_size, 2) and (not stride or _all(stride, 2))
+
+
+def _all(value: Any, wanted: int) -> bool:
+    return all(one == wanted for one in ([value] if isinstance(value, int) else value))

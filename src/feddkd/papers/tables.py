@@ -1,0 +1,215 @@
+"""A table beside the printed one, as text, Markdown, LaTeX or JSON."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+from feddkd.papers.compare import PARTIAL, Cell, Order, cells, orders
+from feddkd.papers.definitions import Definition, Paper
+from feddkd.papers.results import Runs
+from feddkd.reports.formats import Grid, aligned, piped, tabular
+from feddkd.reports.statistics import Paired, Spread, paired, spread
+
+HEADINGS = ("setting", "method", "quantity", "printed", "ours", "difference", "p", "runs", "rounds", "verdict")
+SPREADS = ("setting", "method", "quantity", "seeds", "mean", "median", "std (population)", "std (sample)", "95 % interval")
+TESTS = ("setting", "lead against", "quantity", "seeds", "higher in", "difference", "95 % interval", "p (t)", "p (Wilcoxon)")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A table, compared: its cells, the order of the methods, and how sure the differences are."""
+
+    table: Definition
+    cells: list[Cell]
+    begun: bool = False  # show only cells of which there is something
+
+    @property
+    def shown(self) -> list[Cell]:
+        return [cell for cell in self.cells if cell.readings or not self.begun]
+
+    @cached_property
+    def orders(self) -> list[Order]:
+        return orders(self.table, self.cells)
+
+    @cached_property
+    def spreads(self) -> list[tuple[Cell, Spread]]:
+        return [(cell, spread(list(cell.by_seed.values()))) for cell in self._tested if cell.by_seed]
+
+    @cached_property
+    def tests(self) -> list[tuple[Cell, Paired]]:
+        """The lead against each other method of a column that it is in; first parts of long runs are no methods of their own."""
+        leads = {self._column(cell): cell for cell in self._tested if cell.place.method == self.table.lead}
+        names = set(self.table.whole) - {self.table.lead}
+        others = [cell for cell in self._tested if cell.place.method in names and self._column(cell) in leads]
+        made = [(cell, paired(leads[self._column(cell)].by_seed, cell.by_seed)) for cell in others]
+        return [(cell, test) for cell, test in made if test is not None]
+
+    def behind(self, cell: Cell) -> list[str]:
+        """Methods that the lead was printed ahead of and, in its own cell, is not."""
+        own = [order for order in self.orders if (order.setting, order.quantity) == self._column(cell)]
+        return [second for order in own for first, second in order.swapped if first == cell.place.method == self.table.lead]
+
+    @property
+    def _tested(self) -> list[Cell]:
+        return [cell for cell in self.cells if cell.place.quantity in self.table.tested]
+
+    @staticmethod
+    def _column(cell: Cell) -> tuple[str, str]:
+        return cell.place.setting, cell.place.quantity
+
+
+def compare(paper: Paper, name: str, runs: Runs, *, begun: bool = False) -> Comparison:
+    table = paper.table(name)
+    return Comparison(table, cells(paper, table, runs), begun)
+
+
+def text(found: Comparison) -> str:
+    return _written(found, aligned, "{}".format)
+
+
+def markdown(found: Comparison) -> str:
+    return _written(found, piped, "## {}".format)
+
+
+def latex(found: Comparison) -> str:
+    """Tabulars with comments between them; nothing but LaTeX itself is needed."""
+    return _written(found, tabular, "% {}".format, "% {}".format)
+
+
+FORMATS: Mapping[str, Callable[[Comparison], str]] = {"text": text, "markdown": markdown, "latex": latex}
+
+
+def as_json(found: Comparison) -> dict[str, Any]:
+    return {
+        "name": found.table.name,
+        "title": found.table.title,
+        "note": found.table.note,
+        "cells": [{**_cell_json(cell), "not_ahead_of": found.behind(cell)} for cell in found.cells],
+        "orders": [{**asdict(order), "holds": order.holds} for order in found.orders],
+        "lead": found.table.lead,
+        "spreads": [{**_where(cell), **asdict(one)} for cell, one in found.spreads],
+        "tests": [{**_where(cell), **asdict(test)} for cell, test in found.tests],
+    }
+
+
+def _cell_json(cell: Cell) -> dict[str, Any]:
+    ours = None if cell.ours is None else {"mean": cell.ours[0], "std": cell.ours[1]}
+    return {
+        **_where(cell),
+        "printed": None if cell.printed is None else asdict(cell.printed),
+        "ours": ours,
+        "difference": cell.difference,
+        "p": cell.chance,
+        "runs": len(cell.readings),
+        "runs_wanted": cell.runs_wanted,
+        "rounds": cell.rounds,
+        "rounds_wanted": cell.rounds_wanted,
+        "target_missed": cell.missed,
+        "broke_off": cell.broke_off,
+        "verdict": cell.verdict,
+        "so_far": cell.tendency if cell.verdict == PARTIAL else None,
+    }
+
+
+def _where(cell: Cell) -> dict[str, str]:
+    return {"setting": cell.place.setting, "method": cell.place.method, "quantity": cell.place.quantity}
+
+
+def _written(
+    found: Comparison,
+    grid: Grid,
+    heading: Callable[[str], str],
+    plain: Callable[[str], str] = "{}".format,
+) -> str:
+    parts = [
+        heading(found.table.title),
+        grid(HEADINGS, [[*_line(cell), _verdict(cell, found.behind(cell))] for cell in found.shown]),
+    ]
+    parts += [plain(note) for note in _notes(found)]
+    if found.orders:
+        parts += [heading("Order of the methods"), *(plain(_said(order)) for order in found.orders)]
+    if found.spreads:
+        parts += [
+            heading("Over seeds, of runs whose number is final"),
+            grid(SPREADS, [_spread_line(*one) for one in found.spreads]),
+        ]
+    if found.tests:
+        parts += [heading(f"{found.table.lead} against the others, seed by seed")]
+        parts += [grid(TESTS, [_test_line(*one) for one in found.tests])]
+    return "\n\n".join(parts) + "\n"
+
+
+def _line(cell: Cell) -> list[str]:
+    digits = cell.quantity.decimals
+    ours = "-" if cell.ours is None else f"{cell.ours[0]:.{digits}f} ± {cell.ours[1]:.{digits}f}"
+    return [
+        *_where(cell).values(),
+        "-" if cell.printed is None else f"{cell.printed}{'*' if cell.printed.note else ''}",
+        ours,
+        "-" if cell.difference is None else f"{cell.difference:+.{digits}f}",
+        _chance(cell.chance),
+        f"{len(cell.readings)}/{cell.runs_wanted}",
+        f"{cell.rounds}/{cell.rounds_wanted}",
+    ]
+
+
+def _verdict(cell: Cell, behind: Sequence[str]) -> str:
+    so_far = f", so far {cell.tendency}" if cell.verdict == PARTIAL else ""
+    missed = f"; target missed in {_runs(cell.missed)}" if cell.missed else ""
+    broke_off = f"; {_runs(cell.broke_off)} broke off" if cell.broke_off else ""
+    return f"{cell.verdict}{so_far}{missed}{broke_off}{'; not ahead of ' + ', '.join(behind) if behind else ''}"
+
+
+def _runs(count: int) -> str:
+    return f"{count} {'run' if count == 1 else 'runs'}"
+
+
+def _notes(found: Comparison) -> list[str]:
+    """The table's own, and the slips of the print, each once."""
+    slips: dict[tuple[str, str, str], list[str]] = {}
+    for cell in found.shown:
+        if cell.printed is not None and cell.printed.note:
+            slips.setdefault((cell.place.method, cell.place.setting, cell.printed.note), []).append(cell.place.quantity)
+    told = [f"* {method}, {setting}, {', '.join(names)}: {note}" for (method, setting, note), names in slips.items()]
+    return [*([found.table.note] if found.table.note else []), *told]
+
+
+def _said(order: Order) -> str:
+    start = f"{order.setting}, {order.quantity}: "
+    of_what = "" if order.complete else " of what there is so far"
+    if order.holds:
+        return f"{start}the printed order{of_what} holds ({order.pairs} {'pair' if order.pairs == 1 else 'pairs'})"
+    pairs = ", ".join(f"{first} before {second}" for first, second in order.swapped)
+    return f"{start}the printed order{of_what} does not hold ({len(order.swapped)} of {order.pairs} pairs): not {pairs}"
+
+
+def _spread_line(cell: Cell, one: Spread) -> list[str]:
+    show = _shown(cell)
+    numbers = [show(one.mean), show(one.median), show(one.population_std), show(one.sample_std)]
+    return [*_where(cell).values(), str(one.n), *numbers, _interval(show(one.low), show(one.high))]
+
+
+def _test_line(cell: Cell, test: Paired) -> list[str]:
+    show, gap = _shown(cell, "+"), test.difference
+    return [
+        *_where(cell).values(),
+        str(gap.n),
+        str(test.wins),
+        show(gap.mean),
+        _interval(show(gap.low), show(gap.high)),
+        _chance(test.t_p),
+        _chance(test.wilcoxon_p),
+    ]
+
+
+def _shown(cell: Cell, sign: str = "") -> Callable[[float | None], str]:
+    return lambda number: "-" if number is None else f"{number:{sign}.{max(cell.quantity.decimals, 1)}f}"
+
+
+def _chance(p: float | None) -> str:
+    return "-" if p is None else f"{p:.2g}"
+
+
+def _interval(low: str, high: str) -> str:
+    return "-" if low == "-" else f"{low} to {high}"

@@ -1,0 +1,143 @@
+"""What runs would take, before they start: time from a few steps of every phase, memory while these are taken, bytes exactly.
+
+A phase is timed with few steps and with some more, which tells what an exchange costs and what a step; bytes do not depend on
+steps, so those of one exchange of every phase are those of all; they vary only where models go from hand to hand (astraea).
+"""
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from feddkd.rounds.costs import Costs
+from feddkd.engines.interface import Engine, Order, Reply
+from feddkd.engines.batched.memory import peak_memory
+from feddkd.engines.select import find_device, open_engine
+from feddkd.engines.batched.strategies import wait_for
+from feddkd.experiment import Experiment
+from feddkd.method import Exchange, Method, Phase
+from feddkd.models.functional import Model
+from feddkd.runs.prepare import prepare
+from feddkd.rounds.loop import Run, play
+from feddkd.schedules import Repeat
+from feddkd.simulation import DTYPES, begin, cohort_size
+
+FEW, MORE = 2, 6  # steps of a trial
+TURNS = 2  # repetitions of a phase in a trial
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """For runs in lock-step."""
+
+    engine: str
+    seconds: float
+    memory: int | None  # bytes, at the height of the trial; None where nobody can tell
+    bytes_up: int  # of each run
+    bytes_down: int
+
+
+class Seen(NamedTuple):
+    phase: Phase
+    seconds: float
+    steps: float  # of a client, on average
+    costs: Costs
+
+
+class Trial(NamedTuple):
+    first: float  # seconds by which the first round took longer
+    besides: float  # seconds of a round outside exchanges
+    phases: list[list[Seen]]  # the exchanges of each phase
+    others: list[Seen]  # evaluation and diagnostics
+
+
+class Watched:
+    """An engine that notes what each exchange took."""
+
+    def __init__(self, engine: Engine, device: torch.device) -> None:
+        self.engine, self.device = engine, device
+        self.seen: list[Seen] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    def exchange(self, exchange: Exchange, orders: Sequence[Order]) -> list[Reply]:
+        began = time.perf_counter()
+        replies = self.engine.exchange(exchange, orders)
+        wait_for(self.device)
+        seconds = time.perf_counter() - began
+        phase, run = exchange.phase, orders[0].run
+        sizes = self.engine.sizes(run, phase.reads.source)
+        asked = [sizes[client] for order in orders for client in order.cohort if client >= 0]
+        steps = statistics.fmean(phase.reads.count(n) for n in asked) if asked else 1.0
+        own = [(order, reply) for order, reply in zip(orders, replies, strict=True) if order.run == run]
+        paid = Costs().after(phase, [order for order, _ in own], [reply for _, reply in own], [], 1)
+        self.seen.append(Seen(phase, seconds, steps, paid if phase.at == "clients" else Costs()))
+        return replies
+
+
+def forecast(
+    experiments: Sequence[Experiment], *, folder: Path | None, engine: str, device: str, options: Mapping[str, Any],
+    done: int = 0, until: int | None = None,
+) -> Forecast:  # fmt: skip
+    """Of experiments that differ in their seed alone: the rounds after those that are done already, or some of them."""
+    first, place = experiments[0], find_device(device)
+    prepared = [prepare(experiment, folder) for experiment in experiments]
+    model, dtype = prepared[0].model, DTYPES[first.dtype]
+    method = first.parsed_method.fitted(model)
+    starts = [ready.model.start() for ready in prepared]
+    model, federations, runs, memos = begin(
+        model, method, [ready.federation for ready in prepared], starts, [e.seed for e in experiments], place, dtype
+    )
+    host = Watched(open_engine(engine, model, federations, memos, dtype, options), place)
+    try:
+        few, more = (_trial(host, model, method, steps, first, runs) for steps in (FEW, MORE))
+    finally:
+        host.close()
+    sizes = [len(federation.indices("train", client)) for federation in federations for client in range(first.clients)]
+    rounds = range(done + 1, first.length(until) + 1)
+    counts = Counter(id(exchange.phase) for t in rounds for exchange in method.plan(t))
+    # once: choosing and compiling; in every round: evaluation, and what the server does besides
+    seconds = few.first + len(rounds) * (sum(seen.seconds for seen in few.others) + min(few.besides, more.besides))
+    up = down = 0
+    for phase, short, long in zip(method.phases, few.phases, more.phases, strict=True):
+        if short and long:
+            seconds += counts[id(phase)] * _seconds(short, long, statistics.fmean(phase.reads.count(n) for n in sizes))
+            up, down = up + counts[id(phase)] * short[0].costs.bytes_up, down + counts[id(phase)] * short[0].costs.bytes_down
+    return Forecast(type(host.engine).__name__.lower(), seconds, peak_memory(place), up, down)
+
+
+def _trial(host: Watched, model: Model, method: Method, steps: int, experiment: Experiment, runs: Sequence[Run]) -> Trial:
+    """A short round, after one that warms up."""
+    short = replace(method, phases=tuple(_shortened(phase, steps) for phase in method.phases))
+    size, last = cohort_size(experiment.cohort, experiment.clients), experiment.rounds
+    took = []
+    for _ in range(2):
+        began = time.perf_counter()
+        host.seen.clear()
+        for _ in play(
+            short, model, host, runs, cohort=size, first=last, last=last, protocol=experiment.protocol,
+            diagnostics=experiment.diagnostics,
+        ):  # fmt: skip
+            pass
+        took.append(time.perf_counter() - began)
+    own = [[seen for seen in host.seen if seen.phase is phase] for phase in short.phases]
+    others = [seen for seen in host.seen if not any(seen.phase is phase for phase in short.phases)]
+    return Trial(took[0] - took[1], took[1] - sum(seen.seconds for seen in host.seen), own, others)
+
+
+def _shortened(phase: Phase, steps: int) -> Phase:
+    """With few steps and few repetitions, whatever the round."""
+    few = replace(phase.reads, steps=min(steps, phase.reads.steps or steps))
+    return replace(phase, repeat=Repeat(min(phase.repeat.times, TURNS)), reads=few)
+
+
+def _seconds(few: Sequence[Seen], more: Sequence[Seen], steps: float) -> float:
+    """Of an exchange with so many steps, on the line through two that were timed."""
+    (x, y), (further, later) = ((seen[0].steps, statistics.fmean(one.seconds for one in seen)) for seen in (few, more))
+    return min(y, later) if x == further else y + max(0.0, later - y) / (further - x) * (steps - x)

@@ -1,0 +1,204 @@
+"""Engines and functions that watch: who falls silent, what travels, what draws from generators, what is changed in place."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from feddkd.data.batches import Source
+from feddkd.data.federation import SERVER
+from feddkd.engines.interface import Engine, Order, Reply
+from feddkd.engines.serial import ALL, Serial, answer
+from feddkd.method import Batch, Exchange, Fold, Gradient, Method, Phase
+from feddkd.models.functional import Model
+from feddkd.randomness import Key
+from feddkd.tensors import Groups, bytes_of
+
+
+def is_the_methods(order: Order) -> bool:
+    """Whether it belongs to an exchange of the method: its key begins with the seed, that of an evaluation with a word."""
+    return isinstance(order.key[0], int)
+
+
+@dataclass(frozen=True)
+class FallsSilent:
+    """Puts an engine around another: in every round the cohort's first client answers `after` exchanges and no more."""
+
+    after: int
+
+    def __call__(self, engine: Engine) -> Engine:
+        return Silent(engine, self.after)
+
+
+@dataclass
+class Silent:
+    engine: Engine
+    after: int
+    _keys: dict[tuple[int, Any], list[Key]] = field(default_factory=dict)  # (run, round) -> its exchanges so far
+    _who: dict[tuple[int, Any], int] = field(default_factory=dict)  # (run, round) -> the client
+
+    def sizes(self, run: int, source: Source = "train") -> Sequence[int]:
+        return self.engine.sizes(run, source)
+
+    def memos_of(self, run: int) -> Mapping[int, Groups]:
+        return self.engine.memos_of(run)
+
+    def restore(self, run: int, memos: Mapping[int, Groups]) -> None:
+        self.engine.restore(run, memos)
+
+    def facts(self) -> dict[str, Any]:
+        return self.engine.facts()
+
+    def adopt(self, facts: Mapping[str, Any]) -> None:
+        self.engine.adopt(facts)
+
+    def close(self) -> None:
+        self.engine.close()
+
+    def exchange(self, exchange: Exchange, orders: Sequence[Order]) -> list[Reply]:
+        orders = [self._thinned(order) for order in orders]
+        replies = iter(self.engine.exchange(exchange, [order for order in orders if order.cohort]))
+        return [next(replies) if order.cohort else Reply((), {}) for order in orders]
+
+    def _thinned(self, order: Order) -> Order:
+        if order.cohort == (SERVER,) or not is_the_methods(order):
+            return order
+        at = order.run, order.key[1]
+        silent, keys = self._who.setdefault(at, order.cohort[0]), self._keys.setdefault(at, [])
+        if order.key not in keys:
+            keys.append(order.key)
+        if len(keys) <= self.after:
+            return order
+        return order._replace(cohort=tuple(client for client in order.cohort if client != silent))
+
+
+@dataclass
+class Counting(Serial):
+    """A serial engine that weighs what really goes down to each client and comes up from it."""
+
+    keys: set[Key] = field(default_factory=set)
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+    @property
+    def totals(self) -> dict[str, int]:
+        return {"communications": len(self.keys), "bytes_up": self.bytes_up, "bytes_down": self.bytes_down}
+
+    def _ask(self, phase: Phase, order: Order, client: int, memo: Groups, which: slice = ALL) -> tuple[Groups, Groups]:
+        upload, after = super()._ask(phase, order, client, memo, which)
+        if client != SERVER and is_the_methods(order):
+            self.keys.add(order.key)
+            self.bytes_up += bytes_of(upload)
+            self.bytes_down += bytes_of(order.sent)
+        return upload, after
+
+
+class Unseeded(Serial):
+    """A serial engine that leaves torch's generator alone, so that a client that draws from it is found out."""
+
+    def _ask(self, phase: Phase, order: Order, client: int, memo: Groups, which: slice = ALL) -> tuple[Groups, Groups]:
+        world = self.federations[order.run]
+        return answer(self.model, phase, order.sent, memo, world, client, (*order.key, client), self.dtype, which=which)
+
+
+# --- functions that must not change what they are given
+
+
+class Seen(NamedTuple):
+    """A tensor as it was before a call."""
+
+    holder: Any
+    name: Any
+    path: str
+    tensor: Tensor
+    version: int
+    copy: Tensor
+
+    @property
+    def changed(self) -> bool:
+        now = self.holder[self.name] if self.name in _names(self.holder) else None
+        return now is not self.tensor or now._version != self.version or not torch.equal(now, self.copy)
+
+
+def guarded(method: Method, complain: Callable[[str], None]) -> Method:
+    """The same method; `complain` hears of every function of it that changes what it is given."""
+
+    def watch(phase: Phase, name: str, names: str, function: Any) -> Any:
+        if function is None:
+            return None
+
+        def call(*inputs: Any) -> Any:
+            given = zip(names.split(), inputs, strict=True)
+            groups = {key: value for key, value in given if isinstance(value, Mapping | tuple)}
+            before, keys = list(_tensors(groups)), list(_keys(groups))
+            result = function(*inputs)
+            for path in [seen.path for seen in before if seen.changed] or ([""] if keys != list(_keys(groups)) else []):
+                complain(f"{name} of phase {phase.name!r} changes what it is given{': ' if path else ''}{path}")
+            return result
+
+        return call
+
+    def guard(phase: Phase) -> Phase:
+        client = phase.client
+        if isinstance(client, Fold):
+            client = Fold(
+                watch(phase, "start", "model sent memo", client.start),
+                watch(phase, "step", "model sent carry batch", client.step),
+                watch(phase, "finish", "model sent carry memo", client.finish),
+            )
+        elif isinstance(client, Gradient):
+            client = replace(
+                client,
+                targets=watch(phase, "targets", "model memo batch", client.targets),
+                loss=watch(phase, "loss", "model _ sent memo batch _", client.loss),
+            )
+        return replace(
+            phase, client=client, server=watch(phase, "server", "model state collected rates", phase.server),
+            over=watch(phase, "over", "state", phase.over), opens=watch(phase, "opens", "model state _", phase.opens),
+            brings=watch(phase, "brings", "model state _", phase.brings),
+        )  # fmt: skip
+
+    return replace(method, phases=tuple(guard(phase) for phase in method.phases))
+
+
+def watched(method: Method, moved: set[str]) -> Method:
+    """Return the same method; `moved` is told the names of the parameters that clients' steps change."""
+
+    def watch(phase: Phase) -> Phase:
+        client = phase.client
+        if not isinstance(client, Fold) or phase.at == "server":
+            return phase
+        step = client.step
+
+        def watched_step(model: Model, sent: Groups, carry: Groups, batch: Batch) -> Groups:
+            after = step(model, sent, carry, batch)
+            before = carry.get("params", {})
+            moved.update(n for n, w in after.get("params", {}).items() if n in before and not torch.equal(w, before[n]))
+            return after
+
+        return replace(phase, client=replace(client, step=watched_step))
+
+    return replace(method, phases=tuple(map(watch, method.phases)))
+
+
+def _names(holder: Any) -> Sequence[Any]:
+    return list(holder) if isinstance(holder, Mapping) else range(len(holder))
+
+
+def _tensors(holder: Any, path: str = "") -> Iterator[Seen]:
+    """Every tensor in nested mappings and tuples. Those named _ stand in a transformation of torch.func, or are not tensors."""
+    for name in _names(holder):
+        value = holder[name]
+        if isinstance(value, Tensor):
+            yield Seen(holder, name, f"{path}[{name!r}]", value, value._version, value.clone())
+        elif isinstance(value, Mapping | tuple) and name != "_":
+            yield from _tensors(value, f"{path}[{name!r}]" if path else str(name))
+
+
+def _keys(holder: Any) -> Iterator[Any]:
+    for name in _names(holder):
+        yield name, id(holder[name])
+        if isinstance(holder[name], Mapping | tuple) and name != "_":
+            yield from _keys(holder[name])

@@ -1,0 +1,129 @@
+"""A small federation to try a method on: clients of unequal size and with unlike labels, partial batches, public data."""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from feddkd.data.examples import Examples
+from feddkd.data.federation import Federation, assemble
+from feddkd.data.transforms import transform
+from feddkd.engines.interface import Engine
+from feddkd.engines.select import find_engine
+from feddkd.method import Method, World
+from feddkd.methods import parse
+from feddkd.models.functional import Model, functional
+from feddkd.rounds.availability import Tolerance
+from feddkd.rounds.evaluation import fitting_protocol
+from feddkd.rounds.loop import Row, Run, play
+from feddkd.tensors import Groups, to
+
+Network = Literal["plain", "batch norm"]
+NETWORKS: tuple[Network, ...] = ("plain", "batch norm")
+CLASSES = 3
+BARE = Tolerance(on_divergence="continue")  # nothing is played twice: what a method does wrong must show
+
+
+class Played(NamedTuple):
+    """What a rehearsal leaves: the servers' states, the clients' memos by (run, client), and the last round's rows."""
+
+    states: list[Groups]
+    memos: dict[tuple[int, int], Groups]
+    rows: list[Row]
+
+
+def rehearse(
+    method: Method | str,
+    *,
+    network: Network = "plain",
+    engine: str | Callable[..., Engine] = "serial",
+    seeds: Sequence[int] = (0,),
+    worlds: Sequence[int] | None = None,
+    rounds: int = 3,
+    cohort: int = 3,
+    around: Callable[[Engine], Engine] = lambda engine: engine,
+    dress: Callable[[Method], Method] = lambda method: method,
+    **options: Any,
+) -> Played:
+    """Play a method in float64 with four clients, one run a seed, all runs at once; `options` are the engine's.
+
+    `worlds` are the seeds of data and initial weights, the same as `seeds` unless said; `around` puts another engine around the
+    one that works; `dress` puts other functions around the method's own.
+    """
+    chosen = parse(method) if isinstance(method, str) else method
+    chosen.check_order()
+    model = _model(network)
+    chosen = dress(chosen.fitted(model))
+    federations = [federation(chosen, seed) for seed in worlds or seeds]
+    starts = [
+        _start(chosen, model, one, world, seed) for one, world, seed in zip(federations, worlds or seeds, seeds, strict=True)
+    ]
+    make = find_engine(engine) if isinstance(engine, str) else engine
+    host = make(model, federations, [memo for _, memo in starts], torch.float64, **options)
+    runs = [Run(at, seed, starts[at][0], has_validation=True) for at, seed in enumerate(seeds)]
+    protocol = fitting_protocol(chosen, own_tests=False)
+    try:
+        *_, rows = play(chosen, model, around(host), runs, cohort=cohort, last=rounds, protocol=protocol, tolerance=BARE)
+        if ended := next((run.error for run in runs if run.error), None):
+            raise ended
+        for kind, why in host.facts().get("failed", {}).items():  # the loop took over, which hides what the method does wrong
+            raise RuntimeError(f"{kind}: {why}")
+        return Played([run.state for run in runs], dict(getattr(host, "memos", {})), rows)
+    finally:
+        host.close()
+
+
+@cache
+def _model(network: Network) -> Model:
+    """Made once: it holds no numbers."""
+    with torch.random.fork_rng(devices=[]):  # layers draw their first weights as they are made
+        return functional(build(network))
+
+
+def first_weights(network: Network, world: int = 0) -> dict[str, Tensor]:
+    """Return the parameters that runs on the network begin with."""
+    return to(_model(network).initial(("init", world))[0], "cpu", torch.float64)
+
+
+def _start(method: Method, model: Model, world: Federation, number: int, seed: int) -> tuple[Groups, Groups]:
+    params, buffers = (to(group, "cpu", torch.float64) for group in model.initial(("init", number)))
+    facts = World(("method", seed), len(world.train), world.classes, len(world.public), CLASSES)
+    return method.start(model, params, buffers, facts)
+
+
+def build(network: Network) -> nn.Module:
+    """Dropout in one, so that keys matter; no bias before batch norm in the other: its gradient would be rounding alone."""
+    if network == "plain":
+        first = nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()
+        return nn.Sequential(*first, nn.Linear(12, 6), nn.ReLU(), nn.Dropout(0.2), nn.Linear(6, CLASSES)).double()
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 6, bias=False), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, CLASSES)).double()
+
+
+def federation(method: Method, seed: int) -> Federation:
+    """Four clients around the method's own batch size, so that some batches are partial and one client has a single batch."""
+    draw = torch.Generator().manual_seed(seed)
+    widths = {phase.reads.batch_size for phase in method.phases if phase.client is not None} - {1}
+    size = max([8, *(phase.reads.batch_size for phase in method.phases if phase.client is not None and phase.reads.random)])
+    public = _fitting(20, widths)
+    sizes = [_fitting(max(int(share * size), 4), widths, public) for share in (0.6, 2.3, 1.5, 1.0)]
+    clients = [_examples(draw, n, k, (k % CLASSES, (k + 1) % CLASSES)) for k, n in enumerate(sizes)]
+    everything = tuple(range(CLASSES))
+    test, validation, common = (_examples(draw, n, 1, everything) for n in (25, 15, public))
+    return assemble(clients, test, validation, transform(""), common)
+
+
+def _fitting(wanted: int, widths: set[int], besides: int = 0) -> int:
+    """So many examples or a few more, such that no batch has less than four: batch norm magnifies the rounding of small ones."""
+
+    def suits(n: int) -> bool:
+        return all((n + more) % width not in range(1, min(4, width)) for width in widths for more in {0, besides})
+
+    return next(filter(suits, range(wanted, wanted + 1000)), wanted)
+
+
+def _examples(draw: torch.Generator, number: int, centre: float, labels: Sequence[int]) -> Examples:
+    x: Tensor = torch.randn(number, 1, 4, 4, generator=draw, dtype=torch.float64) + 0.3 * centre
+    picked = torch.randint(0, len(labels), (number,), generator=draw)
+    return Examples(x, torch.tensor(labels)[picked])
