@@ -25,11 +25,13 @@ import flwr
 from flwr.app import Message
 
 from feddkd import Experiment
+from feddkd.flower.apps import engine_on
 from feddkd.flower.deployment.local_federation import Deployment, deployed
 from feddkd.rounds.availability import Absence
 from feddkd.rounds.loop import Row
 from feddkd.runs.record import Record, find
-from feddkd.runs.runner import execute
+from feddkd.runs.runner import How, play
+from feddkd.runs.session import RoundPlayed
 
 ROOT = Path(__file__).parent.parent
 LETTERS = Experiment(
@@ -86,13 +88,11 @@ def federate(experiment: Experiment, blows: Sequence[Blow], data: Path | None, t
     with tempfile.TemporaryDirectory() as name, deployed(experiment.clients, data) as deployment, deployment.link.run() as grid:
         deployment.wait(grid, 300)
         struck = Struck(grid, deployment, blows)
-
-        def on_row(index: int, row: Row) -> None:
-            struck.next_round(row)
-            told(row)
-
-        options = {"grid": struck, "experiment": experiment.as_dict(), "deadline": DEADLINE, "join": 300.0}
-        execute([experiment], out=Path(name), folder=data, engine="flower", options=options, on_row=on_row)
+        engine = engine_on(struck, experiment, secure=False, deadline=DEADLINE, join=300.0)
+        for event in play([experiment], Path(name), How(engine, data=data)):
+            if isinstance(event, RoundPlayed):
+                struck.next_round(event.row)
+                told(event.row)
         return find(Path(name))[0]
 
 
@@ -110,7 +110,9 @@ def simulate(experiment: Experiment, absences: Sequence[Absence], data: Path | N
         with trace.open("w", newline="") as file:
             csv.writer(file).writerows([Absence._fields, *absences])
         traced = replace(experiment, availability=f"trace(file='{trace}')")
-        execute([traced], out=Path(name) / "runs", folder=data, engine="serial", on_row=lambda index, row: told(row))
+        for event in play([traced], Path(name) / "runs", How("serial", data=data)):
+            if isinstance(event, RoundPlayed):
+                told(event.row)
         return find(Path(name) / "runs")[0]
 
 

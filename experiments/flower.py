@@ -26,6 +26,7 @@ import flwr
 from flwr.app import Message
 
 from feddkd import Experiment
+from feddkd.flower.apps import engine_on
 from feddkd.flower.deployment.local_federation import deployed
 from feddkd.flower.deployment.processes import Processes, free_port
 from feddkd.runs.record import find
@@ -111,8 +112,8 @@ def measure(nodes: int, rounds: int, steps: int, counting: Counting | None = Non
                 deployment.wait(grid, PATIENCE)
                 up, timed = time.perf_counter() - start, Timed(grid)
                 before = (counting.up, counting.down) if counting else (0, 0)
-                options = {"grid": timed, "experiment": experiment.as_dict(), "join": PATIENCE, "deadline": PATIENCE}
-                execute([experiment], out=Path(name), engine="flower", options=options)
+                engine = engine_on(timed, experiment, secure=False, join=PATIENCE, deadline=PATIENCE)
+                execute([experiment], out=Path(name), engine=engine)
             wire = [counting.up - before[0], counting.down - before[1]] if counting else []
             leaving = time.perf_counter()
         down = time.perf_counter() - leaving

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from feddkd import Experiment
-from feddkd.runs.runner import execute
 from feddkd.runs.session import Every
 from interrupted import ENGINES
+from playing import execute as execute_watched
 
 ROUNDS = 2000
 MOST = 0.03  # growth of memory between the two readings; a row a round, kept for the summary, is part of it
@@ -43,7 +43,7 @@ def soak(engine: str, rounds: int) -> tuple[int, int]:
     method = "scaffold(steps=2, batch_size=8) | dkd(steps=1, batch_size=8)"
     tiny = Experiment(method, partition="iid()", model="mlp(hidden='4')", clients=6, cohort=3, rounds=rounds)
     with tempfile.TemporaryDirectory() as out:
-        execute([tiny], out=Path(out), on_row=look, every=Every(rounds=max(rounds // 40, 1)), **ENGINES[engine])
+        execute_watched([tiny], out=Path(out), on_row=look, every=Every(rounds=max(rounds // 40, 1)), **ENGINES[engine])
     first, last = readings
     return first, last
 

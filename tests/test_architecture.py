@@ -13,39 +13,27 @@ from mutants import MUTANTS, Mutant
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "feddkd"
 
-# Imports go one way: a room may use those on the lines above it, and its neighbours on its own line.
-FLOORS = [
-    ["errors", "version", "halt", "grids", "heterogeneity"],
-    ["values", "grammar", "spelling", "keys", "params", "lock", "schedules"],
+# Imports go one way: a package may import those on the lines above it, and nothing from its own line but itself.
+LEVELS = [
+    ["errors", "version", "randomness", "tensors", "schedules"],
+    ["spec"],
     ["data", "models"],
     ["method"],
-    ["objectives", "optimisers", "matching"],
-    ["methods"],
-    ["catalogue"],
-    ["manual"],
-    ["engines"],
-    ["evaluate", "costs", "diagnostics", "privacy", "availability"],
-    ["exchanges"],
-    ["rounds", "checkpoint"],
-    ["summary", "significance", "simulation", "testing"],
-    ["experiment"],
-    ["record", "recorder"],
-    ["prepare", "report", "bands", "bench", "papers"],
-    ["session", "forecast", "loggers"],
-    ["execute"],
-    ["flower"],
-    ["figure", "page", "plates", "differences"],
-    ["__init__"],
-    ["commands"],
+    ["engines", "methods"],
+    ["method_docs", "rounds"],
+    ["experiment", "simulation"],
+    ["api", "bench", "runs", "testing"],
+    ["__init__", "flower", "reports"],
+    ["papers"],
     ["cli"],
 ]
-FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+INFRASTRUCTURE = ("local", "registry", "aggregation", "losses", "optimisers", "unit_matching")  # of methods/
+LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}
 FILES = sorted(SOURCE.rglob("*.py"))
-FLOWER = [*(SOURCE / "engines" / "flower").glob("*.py")]  # which alone may import flwr
-ON_FLOWER = [*FLOWER, *(SOURCE / "flower").glob("*.py")]  # what cannot be imported without it
+FLOWER = [*(SOURCE / "flower").rglob("*.py")]  # which alone may import flwr
 
 
-def room_of(path: Path) -> str:
+def package_of(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
@@ -62,19 +50,32 @@ def imported(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_imports_go_one_way(path: Path) -> None:
-    assert room_of(path) in FLOOR, "a new room: give it a floor"
+    own = package_of(path)
     for name in imported(path):
-        if name.startswith("feddkd."):
-            other = name.split(".")[1]
-            assert FLOOR[other] <= FLOOR[room_of(path)], f"{path.name} imports {name}, which lies above it"
+        other = name.split(".")[1] if name.startswith("feddkd.") else own
+        assert other == own or LEVEL[other] < LEVEL[own], f"{path.name} imports {name}, which is not below it"
+
+
+def test_few_modules_lie_loose_at_the_top() -> None:
+    assert len([path for path in SOURCE.glob("*.py") if path.stem != "__init__"]) <= 8
+    assert len(LEVELS) <= 12
+
+
+def test_no_two_classes_share_a_name() -> None:
+    places: dict[str, set[Path]] = {}
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, set()).add(path)
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_flower_and_the_accountant_stay_in_their_rooms_and_torchvision_out(path: Path) -> None:
+def test_flower_and_the_accountant_have_one_place_each_and_torchvision_none(path: Path) -> None:
     roots = {name.split(".")[0] for name in imported(path)}
     assert "torchvision" not in roots
     assert "flwr" not in roots or path in FLOWER
-    assert "dp_accounting" not in roots or path == SOURCE / "privacy.py"
+    assert "dp_accounting" not in roots or path == SOURCE / "rounds" / "privacy.py"
 
 
 WITHOUT_FLOWER = """
@@ -99,7 +100,7 @@ main()
 
 def test_without_flower_there_is_everything_but_flower(tmp_path: Path) -> None:
     """Every module can be imported and every command but `flower` works; that one says what it needs."""
-    modules = [".".join(("feddkd", *path.relative_to(SOURCE).with_suffix("").parts)) for path in FILES if path not in ON_FLOWER]
+    modules = [".".join(("feddkd", *path.relative_to(SOURCE).with_suffix("").parts)) for path in FILES if path not in FLOWER]
     (tmp_path / "tiny.toml").write_text("method = 'fedavg(epochs=1)'\nclients = 2\nrounds = 1\n")
     command = [sys.executable, "-c", WITHOUT_FLOWER, *(name for name in modules if not name.endswith("__main__"))]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
@@ -107,20 +108,20 @@ def test_without_flower_there_is_everything_but_flower(tmp_path: Path) -> None:
     assert done.returncode == 2
 
 
-def test_no_room_is_without_a_name_of_its_own() -> None:
+def test_every_module_has_a_name_of_its_own() -> None:
     names = {part.removesuffix(".py") for path in FILES for part in path.relative_to(SOURCE).parts}
     assert not names & {"utils", "util", "common", "helpers", "base", "core", "misc"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_the_library_prints_nothing(path: Path) -> None:
-    if room_of(path) not in ("cli", "commands"):
+    if package_of(path) != "cli":
         assert not re.search(r"\bprint\(", path.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("path", sorted((SOURCE / "methods").glob("[a-z]*.py")), ids=lambda path: path.name)
 def test_a_methods_file_says_who_published_it(path: Path) -> None:
-    if path.stem not in ("local", "registry"):
+    if path.stem not in INFRASTRUCTURE:
         assert re.search(
             r"arXiv:\d{4}\.\d{5}|doi:10\.\d{4,}/", ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
         )

@@ -20,6 +20,7 @@ pytest.importorskip("flwr")
 from flwr.app import Message
 
 from feddkd import Experiment, NobodyAnsweredError
+from feddkd.flower.apps import engine_on
 from feddkd.flower.deployment.credentials import AUTHORITY, make_node, make_server
 from feddkd.flower.deployment.local_federation import Deployment, deployed
 from feddkd.flower.deployment.processes import Processes, free_port
@@ -28,6 +29,7 @@ from feddkd.rounds.loop import Row
 from feddkd.runs.runner import execute
 from feddkd.runs.session import Every
 from flower_double import DKD, FEDDKD, LOCAL, NORM, SETTING, apart, check_same, final, rows
+from playing import execute as execute_watched
 from test_processes import alive, gone
 
 pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # Flower's own
@@ -57,9 +59,8 @@ def run(
     experiment = Experiment(**{**TWO, **changes})
     with deployment.link.run() as grid:
         deployment.wait(grid, 60)
-        options = {"grid": Watched(grid, on_push), "experiment": experiment.as_dict(), "deadline": deadline, "join": 60.0}
-        told: dict[str, Any] = {"options": options, "every": Every(rounds=1), "on_row": lambda index, row: on_round(row)}
-        execute([experiment], out=folder, engine="flower", **told)
+        engine = engine_on(Watched(grid, on_push), experiment, secure=False, deadline=deadline, join=60.0)
+        execute_watched([experiment], out=folder, engine=engine, every=Every(rounds=1), on_row=lambda index, row: on_round(row))
 
 
 def uploaded(folder: Path) -> list[int]:

@@ -10,7 +10,8 @@ import torch
 
 from feddkd.experiment import load
 from feddkd.runs.prepare import prepare
-from feddkd.simulation import simulate_runs
+from feddkd.simulation import Job, Start
+from playing import play_job
 
 ROOT = Path(__file__).parent.parent
 DATA = Path(os.environ.get("FEDDKD_DATA", ROOT.parent / "shared" / "data"))
@@ -32,13 +33,10 @@ def test_the_femnist_job_has_the_papers_sizes_and_learns_in_a_step_and_a_distill
     text = feddkd.method
     for old, new in short.items():
         text = text.replace(old, new)
-    rows: list[dict[str, float]] = []
     start = prepared.model.initial(("init", 0))
-    (run,), _ = simulate_runs(
-        prepared.model, type(feddkd)(method=text, data="emnist").parsed_method, [federation], [start], [0], rounds=1, cohort=10,
-        protocol=average.protocol, engine="serial", device="cpu", dtype=torch.float32,
-        on_round=lambda r, _: rows.append(r[0]),
-    )  # fmt: skip
+    method = type(feddkd)(method=text, data="emnist").parsed_method
+    job = Job(prepared.model, method, [Start(0, federation, *start)], rounds=1, cohort=10, protocol=average.protocol)
+    (run,), (rows,) = play_job(job, "serial")
     assert rows[0]["average_test_loss"] < np.log(26)  # one step of each already beats guessing
     assert rows[0]["communications"] == 2
     assert any(not torch.equal(run.state["params"][name], start[0][name]) for name in start[0])

@@ -29,9 +29,9 @@ from feddkd.rounds.evaluation import Protocol, fitting_protocol, measure
 from feddkd.rounds.loop import Run, play
 from feddkd.runs.record import find, folder_name
 from feddkd.runs.runner import execute
-from feddkd.simulation import simulate_runs
 from feddkd.tensors import is_finite
 from interrupted import OFTEN, content, experiment
+from playing import job_of, play_job
 from small import Pair, clients, distance, network, run
 from test_resume import cut
 
@@ -64,14 +64,14 @@ def play_on(
     cohort: int = 5, availability: str | Availability = "always()", min_clients: int = 1, on_divergence: str = "drop",
 ) -> tuple[list[Run], list[list[Any]]]:  # fmt: skip
     """Runs in lock-step, and their rows."""
-    model, rounds_played = functional(with_norm() if "bn" in method else network()), list[dict[int, Any]]()
-    runs, _ = simulate_runs(
-        model, parse(method), [world(seed, own) for seed, own in zip(seeds, bad, strict=False)],
+    model = functional(with_norm() if "bn" in method else network())
+    job = job_of(
+        model, method, [world(seed, own) for seed, own in zip(seeds, bad, strict=False)],
         [model.initial(("init", seed)) for seed in seeds], seeds, rounds=rounds, cohort=cohort,
-        protocol=fitting_protocol(parse(method), own_tests=False), engine=engine, device="cpu", dtype=torch.float64,
-        options=ENGINES[engine], tolerance=tolerance(availability, min_clients, on_divergence),
-        on_round=lambda rows, _: rounds_played.append(rows),
+        protocol=fitting_protocol(parse(method), own_tests=False),
+        tolerance=tolerance(availability, min_clients, on_divergence),
     )  # fmt: skip
+    runs, rounds_played = play_job(job, engine, **ENGINES[engine])
     return runs, [[rows[n] for rows in rounds_played if n in rows] for n in range(len(seeds))]
 
 

@@ -13,12 +13,15 @@ from feddkd.cli.console import clock
 from feddkd.rounds.costs import Costs
 from feddkd.rounds.evaluation import PHASES
 from feddkd.runs.forecast import Seen, _seconds, forecast
-from feddkd.runs.runner import execute
+from feddkd.runs.runner import How, execute
 
 
 def tiny(**keys: Any) -> Experiment:
     common = {"partition": "classes(per_client=2)", "model": "mlp(hidden='8')", "clients": 5, "cohort": 0.6, "rounds": 4}
     return Experiment(**{"method": "fedavg(epochs=2, batch_size=16)", **common, **keys})
+
+
+SERIAL = How("serial")
 
 
 @pytest.mark.parametrize(
@@ -27,7 +30,7 @@ def tiny(**keys: Any) -> Experiment:
 )
 def test_bytes_are_foretold_exactly(tmp_path: Path, method: str) -> None:
     experiment = tiny(method=method)
-    told = forecast([experiment], folder=None, engine="serial", device="cpu", options={})
+    told = forecast([experiment], SERIAL)
     (summary,) = execute([experiment], out=tmp_path, engine="serial")
     assert (told.bytes_up, told.bytes_down) == (summary["bytes_up"], summary["bytes_down"])
     assert told.engine == "serial"
@@ -36,12 +39,12 @@ def test_bytes_are_foretold_exactly(tmp_path: Path, method: str) -> None:
 
 
 def test_what_is_done_is_not_foretold_again() -> None:
-    told = [forecast([tiny()], folder=None, engine="serial", device="cpu", options={}, done=done) for done in (0, 3)]
+    told = [forecast([tiny()], SERIAL, done) for done in (0, 3)]
     assert told[0].bytes_up == 4 * told[1].bytes_up
 
 
 def test_of_the_first_rounds_alone_no_more_is_foretold() -> None:
-    told = [forecast([tiny()], folder=None, engine="serial", device="cpu", options={}, until=until) for until in (None, 1, 9)]
+    told = [forecast([tiny()], How("serial", until=until)) for until in (None, 1, 9)]
     assert told[0].bytes_up == 4 * told[1].bytes_up == told[2].bytes_up
 
 

@@ -2,7 +2,7 @@
 
 import csv
 import sys
-from contextlib import ExitStack
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,11 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feddkd import Experiment, InputError
-from feddkd.cli.progress import Follower, bars
+from feddkd.cli.progress import Bars, Follower
 from feddkd.data.batches import Reads, draw
-from feddkd.runs.loggers import LOGGERS, Csv, check_loggers, logging_to, numbers
+from feddkd.runs.loggers import LOGGERS, Csv, RunLoggers, check_loggers, numbers
 from feddkd.runs.record import folder_name
-from made_up import make
 
 EXPERIMENT = Experiment(method="fedavg(epochs=2, batch_size=8) | dkd(steps=3, batch_size=4)", clients=3)
 
@@ -30,10 +29,9 @@ def row(t: int, **more: Any) -> dict[str, Any]:
 def tell(name: str, place: Path, *rows: dict[str, Any]) -> Path:
     folder = place / folder_name(EXPERIMENT)
     folder.mkdir(exist_ok=True)
-    with ExitStack() as open_ones:
-        on_row = logging_to([name], EXPERIMENT, place, open_ones)
+    with closing(RunLoggers([name], EXPERIMENT, place)) as loggers:
         for one in rows:
-            on_row(one)
+            loggers.row(one)
     return folder
 
 
@@ -128,9 +126,7 @@ def test_the_examples_that_are_said_to_be_read_are_read(n: int, size: int, epoch
 
 
 def test_people_are_told_accuracy_gain_and_images_a_second(tmp_path: Path) -> None:
-    make(tmp_path, methods=1, seeds=1, rounds=1)
-    follower = Follower(EXPERIMENT, tmp_path, 1)
-    follower.__dict__["sizes"] = [10, 20, 30]
+    follower = Follower(EXPERIMENT, 1, [10, 20, 30])
     said = follower.after(row(1, average_test_accuracy=0.55))
     assert follower.images == 2 * (10 + 30) + 3 * 2 * 4
     assert said.startswith("test 60.0 %, DKD +5.0, ")
@@ -139,15 +135,12 @@ def test_people_are_told_accuracy_gain_and_images_a_second(tmp_path: Path) -> No
 
 
 def test_a_run_of_first_rounds_alone_ends_where_these_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = tmp_path / folder_name(EXPERIMENT)
-    folder.mkdir()
-    (folder / "manifest.json").write_text('{"partition": {"sizes": [10, 20, 30]}}')
-    with bars([EXPERIMENT], [tmp_path], torch.device("cpu"), until=2) as follow:
-        on_row = follow(0)
-        on_row(row(1))
+    with Bars([EXPERIMENT], torch.device("cpu"), until=2) as bars:
+        bars.begin(0, [10, 20, 30])
+        bars.row(0, row(1))
         assert capsys.readouterr().err == ""
-        on_row(row(2))
+        bars.row(0, row(2))
     assert capsys.readouterr().err == "fedavg | dkd, seed 0: round 2, test 70.0 %\n"
-    follower = Follower(EXPERIMENT, tmp_path, 2)
+    follower = Follower(EXPERIMENT, 2, [10, 20, 30])
     follower.after(row(2))
     assert follower.left(row(2)) == "0 s"

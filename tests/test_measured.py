@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from feddkd.reports.pictures import drawn_digest
+from feddkd.papers.drawing import drawn_digest
 
 ROOT = Path(__file__).parent.parent
 PART = {"nodes": 2, "steps": 10, "exchanges": [0.5] * 18 + [0.7, 1.5], "rounds": [6.0, 7.0, 8.0], "up": 9.1, "down": 1.2}

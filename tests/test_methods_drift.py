@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from feddkd import METHODS, InputError, functional, parse
+from feddkd import METHODS, InputError, functional, parse, simulate
 from feddkd.data.batches import Reads
 from feddkd.engines.batched.engine import Batched
 from feddkd.engines.compile.trace import traced
@@ -18,7 +18,6 @@ from feddkd.engines.pool.engine import Pool
 from feddkd.engines.serial import Serial
 from feddkd.method import Batch
 from feddkd.methods.losses import contrast, not_true_distillation
-from feddkd.simulation import simulate
 from feddkd.tensors import zeros
 from plain_drift import FedDyn, FedGKD, FedNova, FedNTD, Hooked, Make, Moon, Scaffold
 from small import clients, distance, network, pooled, run

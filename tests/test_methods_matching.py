@@ -24,11 +24,10 @@ from feddkd.models.networks.femnist_cnn import FemnistCNN
 from feddkd.models.networks.mlp import mlp
 from feddkd.models.networks.small_cnn import small_cnn
 from feddkd.models.networks.vgg9 import vgg9
-from feddkd.rounds.evaluation import Protocol
-from feddkd.simulation import simulate_runs
 from feddkd.tensors import Groups, Tensors, combine, only
 from plain_matching import PlainFedMA
 from plain_mediators import PlainAstraea
+from playing import job_of, play_job
 from small import clients as small_clients
 from small import distance
 from small import network as small_network
@@ -405,13 +404,10 @@ def test_a_mediator_goes_on_with_the_model_it_has_when_a_client_falls_silent() -
 
 def play_on(engine: str, text: str, norm: bool, **options: Any) -> tuple[list[Any], list[Any]]:
     model = functional(engine_network(norm))
-    rows: list[Any] = []
-    runs, _ = simulate_runs(
-        model, parse(text), [world_of(seed) for seed in (0, 1)], [model.initial(("init", seed)) for seed in (0, 1)], (0, 1),
-        rounds=3, cohort=3, protocol=Protocol.GLOBAL, engine=engine, device="cpu", dtype=torch.float64,
-        on_round=lambda r, _: rows.append(list(r.values())), options=options,
-    )  # fmt: skip
-    return [run.state for run in runs], rows[-1]
+    starts = [model.initial(("init", seed)) for seed in (0, 1)]
+    job = job_of(model, text, [world_of(seed) for seed in (0, 1)], starts, (0, 1), rounds=3, cohort=3)
+    runs, rows = play_job(job, engine, **options)
+    return [run.state for run in runs], list(rows[-1].values())
 
 
 ENGINE_CASES = [

@@ -151,7 +151,7 @@ def test_many_clients_at_once_under_vmap_compute_what_each_computes_alone() -> N
         assert all(torch.allclose(moved[name][client], after[name], atol=1e-5) for name in after)
 
 
-def test_initial_weights_follow_the_key_and_leave_torchs_generator_alone() -> None:
+def test_weight_files_follow_the_key_and_leave_torchs_generator_alone() -> None:
     model = functional(WITH_EVERYTHING)
     before = torch.get_rng_state()
     first, again, other = (model.initial(("init", seed))[0]["0.weight"] for seed in (0, 0, 1))

@@ -131,7 +131,7 @@ def test_seeds_decide_every_tensor_of_a_network_that_is_built_for_the_run() -> N
     assert states[1:] == [repr(np.random.get_state()), random.getstate()]
 
 
-def test_initial_weights_come_as_a_state_dict_a_module_or_a_file(tmp_path: Path) -> None:
+def test_weight_files_come_as_a_state_dict_a_module_or_a_file(tmp_path: Path) -> None:
     net, pairs = seeded(TiedLanguage), data(CASES["tied language model"])
     save_file({name: tensor.clone() for name, tensor in net.state_dict().items()}, tmp_path / "w.safetensors")
     forms: list[Any] = [net.state_dict(), net, functional(net), tmp_path / "w.safetensors", str(tmp_path / "w.safetensors"),

@@ -17,11 +17,11 @@ from rich.console import Console
 from feddkd.cli.app import main
 from feddkd.experiment import load
 from feddkd.papers.definitions import Paper, read
+from feddkd.papers.drawing import digest, drawn_digest
 from feddkd.papers.figures import figures
 from feddkd.papers.report import drawable, page, shown
 from feddkd.papers.results import Run, Runs, recorded
 from feddkd.papers.tables import compare
-from feddkd.reports.pictures import digest, drawn_digest
 from feddkd.reports.tables import table
 from feddkd.rounds.loop import Row
 from feddkd.runs.record import Record, find

@@ -13,11 +13,9 @@ from feddkd.data.batches import Reads
 from feddkd.data.examples import Examples
 from feddkd.data.federation import assemble
 from feddkd.data.transforms import transform
-from feddkd.methods import parse
-from feddkd.rounds.evaluation import Protocol
-from feddkd.simulation import simulate_runs
 from own_networks import CASES, CLASSES, WORDS, Case, draw
 from plain_networks import PlainNetworks
+from playing import job_of, play_job
 
 SIZES = (11, 15, 16)  # with batches of four two clients end an epoch with three examples
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -64,14 +62,11 @@ def run(
     model, pairs = functional(net, output=case.output), data(case)
     everything = torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
     federation = assemble([Examples(*pair) for pair in pairs], Examples(*everything), None, transform(""))
-    rows: list[Any] = []
-    runs, _ = simulate_runs(
-        model, parse(text), [federation], [model.start()], [seed], rounds=rounds, cohort=2, protocol=Protocol.GLOBAL,
-        dtype=torch.float64, on_round=lambda now, _: rows.append(now[0]), **{"device": "cpu", **way},
-    )  # fmt: skip
+    job = job_of(model, text, [federation], [model.start()], [seed], rounds=rounds, cohort=2)
+    runs, rows = play_job(job, way["engine"], way.get("device", "cpu"), **way.get("options", {}))
     if runs[0].error is not None:
         raise runs[0].error
-    return model.state_dict(runs[0].state["params"], runs[0].state["buffers"]), rows[-1]
+    return model.state_dict(runs[0].state["params"], runs[0].state["buffers"]), rows[-1][0]
 
 
 def check(case: Case, way: str, method: str, tolerance: float = 1e-10) -> None:

@@ -16,7 +16,6 @@ from safetensors.torch import load_file
 from torch import nn
 
 from feddkd import Experiment, InputError
-from feddkd.methods import parse
 from feddkd.models.functional import functional
 from feddkd.reports.curves import accuracy, band, gain, spent
 from feddkd.reports.heterogeneity import heterogeneity
@@ -24,12 +23,13 @@ from feddkd.reports.html.chart_data import figures
 from feddkd.reports.html.page import html, write
 from feddkd.reports.html.verdicts import ranked, verdicts
 from feddkd.reports.statistics import paired
-from feddkd.rounds.evaluation import Protocol, confusions
+from feddkd.rounds.evaluation import Protocol
 from feddkd.runs.prepare import prepare
 from feddkd.runs.record import Record, find, folder_name
 from feddkd.runs.runner import execute
-from feddkd.simulation import simulate_runs
+from feddkd.simulation import Simulation
 from made_up import make
+from playing import job_of
 from small import clients, federation
 
 VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"}
@@ -97,20 +97,16 @@ def test_models_with_private_layers_are_counted_with_the_layers_of_each_client(e
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.ReLU(), nn.Linear(7, 3)).double()
     model, data = functional(net), federation(clients())
-    rows: list[dict[str, Any]] = []
-    found: list[Any] = []
-
-    def on_end(host: Any, runs: Any) -> None:
-        found.extend(confusions(host, [(run.index, run.state) for run in runs], Protocol.CLIENT_POOLED, 3))
-
-    simulate_runs(
-        model, parse("fedbn(epochs=1, batch_size=8)"), [data], [model.split(net.state_dict())], [0],
-        rounds=2, cohort=2, protocol=Protocol.CLIENT_POOLED, engine=engine, device="cpu", dtype=torch.float64,
-        on_round=lambda new, _: rows.append(new[0]), on_end=on_end, options={"strategy": "vmap"} if engine == "batched" else {},
-    )  # fmt: skip
+    start = model.split(net.state_dict())
+    job = job_of(
+        model, "fedbn(epochs=1, batch_size=8)", [data], [start], [0], rounds=2, cohort=2, protocol=Protocol.CLIENT_POOLED
+    )
+    with Simulation(job, engine, options={"strategy": "vmap"} if engine == "batched" else {}) as simulation:
+        *_, last = simulation.rounds()
+        found = simulation.confusions()
     counts = np.array(found[0])
     assert counts.sum() == 3 * len(data.test)
-    assert np.trace(counts) / counts.sum() == pytest.approx(rows[-1]["test_accuracy"], abs=1e-12)
+    assert np.trace(counts) / counts.sum() == pytest.approx(last[0]["test_accuracy"], abs=1e-12)
 
 
 # --- the numbers

@@ -33,6 +33,7 @@ from feddkd.runs.record import folder_name
 from feddkd.runs.recorder import describe
 from feddkd.runs.runner import execute
 from feddkd.runs.session import Every
+from playing import execute as execute_watched
 
 PAPER = Path(__file__).parent.parent / "papers" / "feddkd"
 
@@ -1042,7 +1043,7 @@ def test_run_goes_on_with_what_was_cut_short_even_in_the_middle_of_a_line(
 
     one = paper.behind(paper.table("tiny"), "c=1", "FedAvg")[0]
     with pytest.raises(KeyboardInterrupt):
-        execute([one], out=tmp_path / "runs", engine="serial", on_row=cut, every=Every(1))
+        execute_watched([one], out=tmp_path / "runs", engine="serial", on_row=cut, every=Every(1))
     folder = tmp_path / "runs" / folder_name(one)
     with (folder / "rounds.jsonl").open("a", encoding="utf-8") as lines:
         lines.write('{"round": 4, "te')

@@ -13,13 +13,14 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from feddkd import Experiment, InputError
-from feddkd.reports.pictures import curves
+from feddkd.reports.curve_plot import curves
 from feddkd.reports.tables import drawing, table
 from feddkd.runs.prepare import prepare
 from feddkd.runs.record import find, folder_name
 from feddkd.runs.recorder import Recorder
 from feddkd.runs.runner import execute
 from feddkd.runs.summary import mean_and_std, summarise, to_target
+from playing import execute as execute_watched
 
 FEDDKD = "fedavg(epochs=1, batch_size=32) | dkd(steps=2)"
 
@@ -116,7 +117,7 @@ def test_a_run_that_diverges_still_writes_json(tmp_path: Path) -> None:
 
 def test_rows_are_on_disk_as_soon_as_they_are_there(tmp_path: Path) -> None:
     e, seen = experiment(), []
-    execute([e], out=tmp_path, on_row=lambda _, row: seen.append(len(lines(tmp_path / folder_name(e) / "rounds.jsonl"))))
+    execute_watched([e], out=tmp_path, on_row=lambda _, row: seen.append(len(lines(tmp_path / folder_name(e) / "rounds.jsonl"))))
     assert seen == [1, 2]
 
 

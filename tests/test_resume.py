@@ -19,6 +19,7 @@ from feddkd.runs.lock import Lock
 from feddkd.runs.record import folder_name
 from feddkd.runs.runner import execute
 from interrupted import ENGINES, METHODS, OFTEN, content, experiment, pair
+from playing import execute as execute_watched
 
 
 class CutError(Exception):
@@ -33,7 +34,7 @@ def cut(after: int, experiments: list[Experiment], out: Path, **options: Any) ->
             raise CutError
 
     with pytest.raises(CutError):
-        execute(experiments, out=out, on_row=stop, **{"every": OFTEN, **options})
+        execute_watched(experiments, out=out, on_row=stop, **{"every": OFTEN, **options})
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -51,7 +52,7 @@ def test_it_goes_on_after_the_last_checkpoint_and_not_from_the_beginning(tmp_pat
     e = experiment()
     seen: list[Any] = []
     cut(4, [e], tmp_path, engine="serial")
-    execute([e], out=tmp_path, engine="serial", on_row=lambda index, row: seen.append(row["round"]))
+    execute_watched([e], out=tmp_path, engine="serial", on_row=lambda index, row: seen.append(row["round"]))
     assert seen == [4, 5, 6]
     manifest = json.loads((tmp_path / folder_name(e) / "manifest.json").read_text())
     assert [turn["after"] for turn in manifest["resumed"]] == [3]
@@ -94,10 +95,10 @@ def test_a_finished_run_is_left_alone_unless_it_is_asked_for_anew(tmp_path: Path
     seen: list[Any] = []
     first = execute([e], out=tmp_path, engine="serial")
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    assert execute([e], out=tmp_path, engine="serial", on_row=lambda index, row: seen.append(row)) == first
+    assert execute_watched([e], out=tmp_path, engine="serial", on_row=lambda index, row: seen.append(row)) == first
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
     assert not seen
-    execute([e], out=tmp_path, engine="serial", fresh=True, on_row=lambda index, row: seen.append(row))
+    execute_watched([e], out=tmp_path, engine="serial", fresh=True, on_row=lambda index, row: seen.append(row))
     assert len(seen) == 6
 
 
@@ -118,7 +119,7 @@ def test_seeds_cut_between_their_checkpoints_go_on_from_the_last_they_share(tmp_
     cut(4, runs, tmp_path / "cut", engine="serial")
     newest = tmp_path / "cut" / folder_name(runs[1]) / "checkpoints" / "round-000003.json"
     newest.unlink()
-    execute(runs, out=tmp_path / "cut", engine="serial", on_row=lambda index, row: seen.append(row["round"]))
+    execute_watched(runs, out=tmp_path / "cut", engine="serial", on_row=lambda index, row: seen.append(row["round"]))
     assert seen == [3, 3, 4, 4, 5, 5, 6, 6]
     assert content(tmp_path / "cut") == content(tmp_path / "whole")
 
@@ -151,7 +152,7 @@ def test_a_damaged_checkpoint_is_left_aside_and_the_one_before_it_taken(
     seen: list[int] = []
     path = (folder / "checkpoints" / "round-000003").with_suffix(suffix)
     path.write_bytes(damage(path.read_bytes()))
-    execute([e], out=tmp_path / "cut", engine="serial", on_row=lambda index, row: seen.append(row["round"]))
+    execute_watched([e], out=tmp_path / "cut", engine="serial", on_row=lambda index, row: seen.append(row["round"]))
     assert seen == [3, 4, 5, 6]
     assert "round-000003" in caplog.text
     assert "left aside" in caplog.text
@@ -215,7 +216,7 @@ def test_a_second_process_on_the_same_run_is_refused_with_the_name_of_the_first(
         raise CutError
 
     with pytest.raises(CutError):
-        execute([e], out=tmp_path, engine="serial", on_row=again)
+        execute_watched([e], out=tmp_path, engine="serial", on_row=again)
     execute([e], out=tmp_path, engine="serial")
 
 
@@ -242,15 +243,15 @@ def test_a_lock_can_be_taken_again_once_it_is_given_back(tmp_path: Path) -> None
 SCRIPT = """
 import sys, time
 from pathlib import Path
-from feddkd.execute import execute
-from feddkd.halt import Halted
-from feddkd.session import Every
+from feddkd.runs.signals import Halted
+from feddkd.runs.session import Every
+from playing import execute as execute_watched
 from interrupted import pair
 def told(index, row):
     print(row["round"], flush=True)
     time.sleep(0.1)
 try:
-    execute(pair(), out=Path(sys.argv[1]), engine="serial", every=Every(rounds=1000), on_row=told)
+    execute_watched(pair(), out=Path(sys.argv[1]), engine="serial", every=Every(rounds=1000), on_row=told)
 except Halted as halted:
     print(halted, flush=True)
     sys.exit(halted.status)
@@ -281,7 +282,9 @@ def test_a_signal_lets_the_round_end_and_the_next_start_goes_on(
     assert process.returncode == status
     assert "stopped after round" in text
     seen: list[int] = []
-    execute(pair(), out=tmp_path / "cut", engine="serial", every=OFTEN, on_row=lambda index, row: seen.append(row["round"]))
+    execute_watched(
+        pair(), out=tmp_path / "cut", engine="serial", every=OFTEN, on_row=lambda index, row: seen.append(row["round"])
+    )
     assert 4 not in seen
     assert content(tmp_path / "cut") == content(whole)
 

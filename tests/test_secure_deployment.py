@@ -9,6 +9,7 @@ pytest.importorskip("flwr")
 
 from feddkd import Experiment
 from feddkd.engines import select
+from feddkd.flower.apps import engine_on
 from feddkd.flower.deployment.local_federation import Deployment, deployed
 from feddkd.runs.runner import execute
 from flower_double import FEDDKD, SETTING, apart, final, rows
@@ -22,8 +23,8 @@ FOUR: dict[str, Any] = {**SETTING, "clients": 4, "rounds": 1, "method": FEDDKD}
 def run(deployment: Deployment, folder: Path, experiment: Experiment, on_push: Any = lambda kind: None) -> None:
     with deployment.link.run() as grid:
         deployment.wait(grid, 60)
-        options = {"grid": Watched(grid, on_push), "experiment": experiment.as_dict(), "deadline": 60.0, "join": 60.0}
-        execute([experiment], out=folder, engine="flower-secure", options=options)
+        engine = engine_on(Watched(grid, on_push), experiment, secure=True, deadline=60.0, join=60.0)
+        execute([experiment], out=folder, engine=engine)
 
 
 @pytest.mark.federation

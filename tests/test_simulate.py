@@ -62,7 +62,7 @@ def test_the_seed_decides_the_run_and_nothing_else_does() -> None:
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedmax", "fedavg | dkd", "fedmax | dkd"])
-def test_with_initial_weights_and_full_batches_the_seed_does_not_matter(method: str) -> None:
+def test_with_weight_files_and_full_batches_the_seed_does_not_matter(method: str) -> None:
     text = " | ".join(f"{part}(batch_size=33)" for part in method.split(" | "))
     first, *others = (run(method=text, initial=network().state_dict(), seed=seed, rounds=2) for seed in (0, 1, 12345))
     assert all(distance(first.params, other.params) == 0 for other in others)

@@ -1,5 +1,7 @@
 """Federated learning by decentralised knowledge distillation."""
 
+from feddkd.api.result import Result as Result
+from feddkd.api.simulate import simulate as simulate
 from feddkd.errors import ClientError as ClientError
 from feddkd.errors import DivergedError as DivergedError
 from feddkd.errors import InputError as InputError
@@ -37,8 +39,6 @@ from feddkd.methods import server_adam as server_adam
 from feddkd.methods import server_momentum as server_momentum
 from feddkd.methods import server_yogi as server_yogi
 from feddkd.models.functional import functional as functional
-from feddkd.simulation import Result as Result
-from feddkd.simulation import simulate as simulate
 from feddkd.version import __version__ as __version__
 
 __all__ = [

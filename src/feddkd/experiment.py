@@ -20,11 +20,11 @@ from feddkd.data.transforms import transform
 from feddkd.errors import InputError, choices
 from feddkd.method import Method
 from feddkd.methods import parse
-from feddkd.models.initial_weights import file_digest
 from feddkd.models.registry import MODELS, Architecture
+from feddkd.models.weight_files import file_digest
 from feddkd.rounds.availability import OnDivergence, Tolerance, tolerance
 from feddkd.rounds.evaluation import Protocol, find_protocol
-from feddkd.simulation import cohort_size
+from feddkd.rounds.loop import cohort_size
 from feddkd.spec.types import Bound, Chance, Count, Share, Whole, checked
 
 USUAL = {

@@ -1,238 +1,208 @@
-"""A whole run in one call: `simulate` on data at hand, and the pieces that `feddkd run` puts together in the same way."""
+"""A job on an engine: everything that is simulated, by whoever asks for it, is a `Simulation`."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
-from types import FunctionType, MethodType
-from typing import Any, NamedTuple
+from types import TracebackType
+from typing import Any, NamedTuple, Self
 
 import torch
-from safetensors.torch import save_file
-from torch import Tensor, nn
 
-from feddkd.data.examples import Examples, examples
-from feddkd.data.federation import Federation, assemble, together
-from feddkd.data.transforms import transform
-from feddkd.engines.interface import Engine
-from feddkd.engines.select import FLOWER, find_device, open_engine
+from feddkd.data.federation import Federation, together
+from feddkd.engines.interface import Engine, EngineFactory
+from feddkd.engines.select import find_device, open_engine
 from feddkd.engines.serial import Serial
-from feddkd.errors import InputError, RunError, choices
+from feddkd.errors import InputError, RunError
 from feddkd.method import Method, World
-from feddkd.methods import parse
-from feddkd.models.functional import Model, built, functional
-from feddkd.models.initial_weights import Initial, with_initial
+from feddkd.models.functional import Model
 from feddkd.models.proof import FEW, prove
-from feddkd.rounds.availability import Availability, OnDivergence, Tolerance, tolerance
-from feddkd.rounds.evaluation import Protocol, find_protocol
-from feddkd.rounds.loop import PATIENT, Row, Run, play
+from feddkd.rounds.availability import Tolerance
+from feddkd.rounds.costs import Costs
+from feddkd.rounds.evaluation import Protocol, confusions
+from feddkd.rounds.loop import PATIENT, Row, Run, cohort_size, play
 from feddkd.rounds.privacy import ledger
-from feddkd.runs.checkpoint import Snapshot
-from feddkd.spec.types import Chance, Count, Share, Whole, checked
-from feddkd.tensors import Groups, Tensors, only, to
+from feddkd.tensors import Groups, Tensors, to
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
+class Start(NamedTuple):
+    """What one run of a job starts from."""
+
+    seed: int
+    federation: Federation
+    params: Tensors
+    buffers: Tensors
+
+
 @dataclass(frozen=True)
-class Result:
-    """What a run leaves: the final global tensors that were trained or averaged, and one row a round."""
+class Job:
+    """What to simulate: one method on one network, with one or more runs (seeds) in lock-step."""
 
-    params: dict[str, Tensor]
-    history: list[Row]
-    model: Model = field(repr=False, compare=False)
-    private: dict[int, Tensors] = field(default_factory=dict, repr=False, compare=False)  # client -> the tensors it keeps
+    model: Model
+    method: Method
+    starts: Sequence[Start]
+    dtype: torch.dtype = torch.float32
+    rounds: int = 1
+    cohort: int | float = 1.0
+    protocol: Protocol = Protocol.GLOBAL
+    tolerance: Tolerance = PATIENT
+    diagnostics: bool = False
+    delta: float | None = None  # of the epsilon that methods with noise report
 
-    def state_dict(self, client: int | None = None) -> dict[str, Any]:
-        """Return what the network's `load_state_dict` takes: the global model, or the model of a client that keeps tensors."""
-        own = {} if client is None else self._private_of(client)
-        found = {**self.params, **own}
-        if missing := sorted((self.model.param_names | self.model.buffer_names) - found.keys()):
-            raise InputError(f"{missing[0]!r} is each client's own: say whose model is wanted, as in state_dict(client=0)")
-        return self.model.state_dict(only(found, self.model.param_names), only(found, self.model.buffer_names))
+    @property
+    def clients(self) -> int:
+        return len(self.starts[0].federation.train)
 
-    def _private_of(self, client: int) -> Tensors:
-        if self.private and client not in self.private:
-            raise InputError(f"client {client} keeps no tensors; those that do: {choices(map(str, self.private))}")
-        return self.private.get(client, {})
-
-    def save(self, path: str | Path) -> None:
-        """Write the final model as safetensors: what `state_dict()` returns, or the shared tensors where clients keep some."""
-        whole = self.params.keys() >= self.model.param_names | self.model.buffer_names
-        tensors = {key: value for key, value in self.state_dict().items() if isinstance(value, Tensor)} if whole else self.params
-        save_file({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, path)
+    @property
+    def cohort_size(self) -> int:
+        return cohort_size(self.cohort, self.clients, self.tolerance.min_clients)
 
 
-def simulate(
-    *,
-    model: nn.Module | Model | Callable[[], nn.Module | Model],
-    clients: Sequence[Any],
-    test: Any,
-    method: str | Method,
-    validation: Any = None,
-    public: Any = None,
-    rounds: int = 1,
-    cohort: int | float = 1.0,
-    seed: int = 0,
-    engine: str = "serial",
-    device: str = "cpu",
-    initial: Initial | None = None,
-    dtype: torch.dtype | str | None = None,
-    evaluation: str = "auto",
-    diagnostics: bool = False,
-    delta: float | None = None,
-    availability: str | Availability = "always()",
-    min_clients: int = 1,
-    on_divergence: OnDivergence = "drop",
-) -> Result:
-    """Run a method on clients' data: pairs (x, y) of tensors or arrays, or torch datasets; x as the network takes it.
+@dataclass(frozen=True)
+class Snapshot:
+    """What a run needs to continue after a round."""
 
-    A module given as `model` starts from the weights it has; a function without arguments that builds one is called under the
-    seed, so that seeds differ in their first weights. `initial` takes the place of both: a state dict, a module, or the path of
-    a safetensors file. `cohort` is a fraction of the clients (0.5) or a number of them (10). `dtype` is that of the weights
-    unless said. `evaluation` says whose model is judged on what: "global", "client_mean" or "client_pooled"; "auto" asks every
-    client where clients keep tensors of their own. `public` is what the server holds for everybody to see, for the methods that
-    need such data.
-    `diagnostics` adds the theory's quantities (L1', L2', update norms, ...) to every row. `delta` is that of the epsilon which
-    methods with noise report, 1 / (10 K) unless said. `availability` says which clients do not answer:
-    "random(drop=0.1, late=0.05)", "trace(file='faults.csv')", or `feddkd.rounds.availability.listed(rows)`; with fewer than
-    `min_clients` left a round ends. A client whose numbers are not finite is left out (`on_divergence="drop"`), ends the run
-    ("stop"), or is not looked for ("continue").
+    round: int
+    state: Groups
+    costs: Costs
+    memos: Mapping[int, Groups]  # client -> memo
+    engine: Mapping[str, Any] = field(default_factory=dict)  # what the engine chose by timing, so that it chooses the same again
+
+
+class Simulation:
+    """A job on an engine. It holds the engine's resources until `close()` or the end of its `with` block.
+
+    `engine` is an engine's name or a function that makes one, `options` are those of a named engine. With `resume`, the runs
+    continue from snapshots, which are all of the same round.
     """
-    federation = assemble(
-        [_examples(client, f"client {k}") for k, client in enumerate(clients)],
-        _examples(test, "test"),
-        None if validation is None else _examples(validation, "validation"),
-        transform(""),
-        None if public is None else _examples(public, "public"),
-    )
-    chosen, seed = _method(method), checked(seed, Whole, "seed")
-    network = _network(model, seed)
-    network = network if initial is None else with_initial(network, initial)
-    start, history, private = network.start(), list[Row](), dict[int, Tensors]()
 
-    def keep(engine: Engine, runs: Sequence[Run]) -> None:
-        for run in runs:
-            private.update({k: memo["private"] for k, memo in engine.memos_of(run.index).items() if "private" in memo})
+    def __init__(
+        self,
+        job: Job,
+        engine: str | EngineFactory = "serial",
+        device: str = "cpu",
+        options: Mapping[str, Any] | None = None,
+        resume: Sequence[Snapshot] = (),
+    ) -> None:
+        self.job, self.round = job, resume[0].round if resume else 0
+        self.begun = begin(job, find_device(device))
+        self.model, self.runs = self.begun.model, self.begun.runs
+        self.engine = open_engine(engine, self.model, self.begun.federations, self.begun.memos, job.dtype, options or {})
+        try:
+            self._check()
+            self._restore(resume)
+        except BaseException:
+            self.close()
+            raise
 
-    run = simulate_runs(
-        network, chosen, [federation], [start], [seed],
-        rounds=checked(rounds, Count, "rounds"), cohort=cohort, protocol=find_protocol(evaluation, chosen, own_tests=False),
-        engine=engine, device=device, dtype=_dtype(dtype, start[0]), on_round=lambda rows, _: history.append(rows[0]),
-        diagnostics=diagnostics, delta=checked(delta, Chance | None, "delta"),
-        tolerance=tolerance(availability, min_clients, on_divergence), on_end=keep,
-    )[0][0]  # fmt: skip
-    if run.error is not None:
-        raise run.error
-    return Result({**run.state["params"], **run.state["buffers"]}, history, network, private)
+    def __enter__(self) -> Self:
+        return self
 
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
 
-def simulate_runs(
-    model: Model,
-    method: Method,
-    federations: Sequence[Federation],
-    starts: Sequence[tuple[Mapping[str, Tensor], Mapping[str, Tensor]]],
-    seeds: Sequence[int],
-    *,
-    rounds: int,
-    cohort: int | float,
-    protocol: Protocol,
-    engine: str,
-    device: str,
-    dtype: torch.dtype,
-    on_round: Callable[[dict[int, Row], Callable[[], dict[int, Snapshot]]], None],
-    on_start: Callable[[], None] = lambda: None,
-    options: Mapping[str, Any] | None = None,
-    diagnostics: bool = False,
-    delta: float | None = None,
-    resume: Sequence[Snapshot] = (),
-    tolerance: Tolerance = PATIENT,
-    on_end: Callable[[Engine, Sequence[Run]], None] = lambda engine, runs: None,
-) -> tuple[list[Run], dict[str, Any]]:
-    """Runs of one method in lock-step: one federation, start and seed for each; or they `resume`, all after the same round.
+    def close(self) -> None:
+        """Free what the engine holds."""
+        self.engine.close()
 
-    `on_start` is called once everything has been checked. `on_round` gets the rows as they come, and a function that takes
-    snapshots, both by the number of the run: one that could not go on, which its `error` tells, has none. `on_end` may ask the
-    clients of the others once more, as they stand after the last round; by the serial engine, since for one exchange a quick way
-    is not worth looking for. Returns the runs and what the engine has to say of itself.
-    """
-    if engine not in FLOWER and not all(size for federation in federations for size in federation.sizes):
-        raise InputError("there are clients without examples; those that bring their own do so on Flower: feddkd flower server")
-    tolerance.availability.check(method.fitted(model), len(federations[0].train))
-    size = cohort_size(cohort, len(federations[0].train), tolerance.min_clients)
-    model, federations, runs, memos = begin(model, method, federations, starts, seeds, find_device(device), dtype)
-    host = open_engine(engine, model, federations, memos, dtype, options or {})
-    for run, held in zip(runs, resume, strict=False):
-        run.state, run.costs = held.state, held.costs
-        host.restore(run.index, held.memos)
-        host.adopt(held.engine)
+    def _check(self) -> None:
+        if not self.engine.remote and not all(size for federation in self.begun.federations for size in federation.sizes):
+            raise InputError(
+                "there are clients without examples; those that bring their own do so on Flower: feddkd flower server"
+            )
 
-    def snapshots() -> dict[int, Snapshot]:
-        t, engine = rows[0]["round"], host.facts()
-        return {run.index: Snapshot(t, run.state, run.costs, host.memos_of(run.index), engine) for run in going}
+    def _restore(self, snapshots: Sequence[Snapshot]) -> None:
+        for run, snapshot in zip(self.runs, snapshots, strict=False):
+            run.state, run.costs = snapshot.state, snapshot.costs
+            self.engine.restore(run.index, snapshot.memos)
+            self.engine.adopt(snapshot.engine)
 
-    first = resume[0].round + 1 if resume else 1
-    try:
-        spent = ledger(method.fitted(model), len(federations[0].train), size, delta, first)
-        on_start()
-        with suppress(RunError):  # no run could go on; each knows why
-            for rows in play(method, model, host, runs, cohort=size, last=rounds, protocol=protocol, diagnostics=diagnostics,
-                first=first, tolerance=tolerance,
-            ):  # fmt: skip
-                going, now = [run for run in runs if run.error is None], next(spent)
-                on_round({run.index: {**row, **now} for run, row in zip(going, rows, strict=True)}, snapshots)
-        ended = [run for run in runs if run.error is None]
-        plain = Serial(model, federations, memos, dtype)
-        for run in ended:
-            plain.restore(run.index, host.memos_of(run.index))
-        on_end(host if engine in FLOWER else plain, ended)  # what Flower's clients keep is not here
-        return runs, {"name": type(host).__name__.lower(), **host.facts()}
-    finally:
-        host.close()
+    def rounds(self) -> Iterator[dict[int, Row]]:
+        """Return an iterator over the remaining rounds. It yields the rows of a round, one for each run that could go on.
+
+        A run that could not go on keeps its `error`. The iterator ends early when no run is left.
+        """
+        method = self.job.method.fitted(self.model)
+        privacy = ledger(method, self.job.clients, self.job.cohort_size, self.job.delta, self.round + 1)
+        return self._rows(privacy)
+
+    def _rows(self, privacy: Iterator[dict[str, float]]) -> Iterator[dict[int, Row]]:
+        with suppress(RunError):  # no run could go on; each keeps its error
+            for rows in self.play(self.job.method, self.round + 1, self.job.rounds):
+                spent = next(privacy)
+                yield {run.index: {**row, **spent} for run, row in zip(self.going, rows, strict=True)}
+
+    def play(self, method: Method, first: int, last: int) -> Iterator[list[Row]]:
+        """Yield the rows of the rounds `first` to `last` of a method; raise the run's error if no run can go on."""
+        job = self.job
+        for rows in play(
+            method, self.model, self.engine, self.runs, cohort=job.cohort_size, last=last, protocol=job.protocol,
+            diagnostics=job.diagnostics, first=first, tolerance=job.tolerance,
+        ):  # fmt: skip
+            self.round = rows[0]["round"]
+            yield rows
+
+    @property
+    def going(self) -> list[Run]:
+        """The runs without an error."""
+        return [run for run in self.runs if run.error is None]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the engine has to say about itself, for the record."""
+        return {"name": type(self.engine).__name__.lower(), **self.engine.facts()}
+
+    def snapshots(self) -> dict[int, Snapshot]:
+        """Return a snapshot of each run that goes on, as it is after the last round."""
+        facts = self.engine.facts()
+        return {
+            run.index: Snapshot(self.round, run.state, run.costs, self.engine.memos_of(run.index), facts) for run in self.going
+        }
+
+    def confusions(self) -> dict[int, list[list[int]]]:
+        """Return the confusion matrix of each run's model: how many test examples of a class (row) got which class (column)."""
+        states, classes = [(run.index, run.state) for run in self.going], self.begun.federations[0].classes
+        found = confusions(self._quiet_engine(), states, self.job.protocol, classes)
+        return dict(zip((run.index for run in self.going), found, strict=True))
+
+    def _quiet_engine(self) -> Engine:
+        """Return an engine for one more exchange: the serial one, since for one exchange nothing is worth compiling."""
+        if self.engine.remote:  # what its clients hold is not here
+            return self.engine
+        plain = Serial(self.model, self.begun.federations, self.begun.memos, self.job.dtype)
+        for run in self.going:
+            plain.restore(run.index, self.engine.memos_of(run.index))
+        return plain
 
 
 class Begun(NamedTuple):
-    """Runs before their first round, on a device."""
+    """A job before its first round, on a device."""
 
     model: Model  # proven to compute what the network computes
     federations: list[Federation]
     runs: list[Run]
-    memos: list[Groups]  # what each run's clients begin with
+    memos: list[Groups]  # what the clients of each run start with
 
 
-def begin(
-    model: Model, method: Method, federations: Sequence[Federation],
-    starts: Sequence[tuple[Mapping[str, Tensor], Mapping[str, Tensor]]], seeds: Sequence[int],
-    place: torch.device, dtype: torch.dtype,
-) -> Begun:  # fmt: skip
-    """Return runs before their first round. What does not fit together is refused here."""
-    method.check_order()
-    runs, memos = list[Run](), list[Groups]()
-    there = together([federation.to(place) for federation in federations])
-    model = model.on(place, dtype)
-    for index, (federation, start, seed) in enumerate(zip(there, starts, seeds, strict=True)):
-        params, buffers = (to(group, place, dtype) for group in start)
+def begin(job: Job, device: torch.device) -> Begun:
+    """Return a job before its first round; raise an InputError if its parts do not fit together."""
+    job.method.check_order()
+    job.tolerance.availability.check(job.method.fitted(job.model), job.clients)
+    job.cohort_size  # noqa: B018  # raises if there are too few clients
+    federations = together([start.federation.to(device) for start in job.starts])
+    model, runs, memos = job.model.on(device, job.dtype), list[Run](), list[Groups]()
+    for index, (start, federation) in enumerate(zip(job.starts, federations, strict=True)):
+        params, buffers = (to(group, device, job.dtype) for group in (start.params, start.buffers))
         if index == 0:
-            model = prove(model, params, buffers, federation.transform(federation.x[:FEW], dtype))
-        outputs = _check_fit(model, params, buffers, federation, dtype)
-        _check_public(method, federation)
-        world = World(("method", seed), len(federation.train), federation.classes, len(federation.public), outputs)
-        state, memo = method.start(model, params, buffers, world)
-        runs.append(Run(index, seed, state, has_validation=len(federation.validation) > 0))
+            model = prove(model, params, buffers, federation.transform(federation.x[:FEW], job.dtype))
+        outputs = _check_fit(model, params, buffers, federation, job.dtype)
+        _check_public(job.method, federation)
+        world = World(("method", start.seed), len(federation.train), federation.classes, len(federation.public), outputs)
+        state, memo = job.method.start(model, params, buffers, world)
+        runs.append(Run(index, start.seed, state, has_validation=len(federation.validation) > 0))
         memos.append(memo)
-    return Begun(model, there, runs, memos)
-
-
-def cohort_size(cohort: int | float, clients: int, least: int = 1) -> int:
-    """m = max(int(C K), 1) for a fraction C, or the number itself. `least` of them must answer."""
-    cohort = checked(cohort, Count | Share, "cohort")
-    size = cohort if isinstance(cohort, int) else max(int(cohort * clients + 1e-9), 1)
-    if size > clients:
-        raise InputError(f"cohort asks for {size} clients, and there are {clients}")
-    if size < least:
-        raise InputError(f"min_clients is {least}, and a cohort has {size} clients")
-    return size
+    return Begun(model, federations, runs, memos)
 
 
 def _check_fit(model: Model, params: Tensors, buffers: Tensors, federation: Federation, dtype: torch.dtype) -> int:
@@ -254,41 +224,3 @@ def _check_public(method: Method, federation: Federation) -> None:
         raise InputError(
             f"{method} reads public data, and there is none: set a part aside by public = 0.05, say, or give public=..."
         )
-
-
-def _examples(given: Any, whose: str) -> Examples:
-    try:
-        return examples(given)
-    except InputError as error:
-        raise InputError(f"{whose}: {error}") from error
-
-
-def _network(given: Any, seed: int) -> Model:
-    if not isinstance(given, Model | nn.Module | FunctionType | MethodType | partial):
-        raise InputError(
-            f"model must be a torch.nn.Module, functional(...) of one, or a function that builds one, not {_kind(given)}"
-        )
-    network = functional(given) if isinstance(given, Model | nn.Module) else built(given, ("init", seed))
-    if not network.param_names:
-        frozen = "all of them are frozen (requires_grad=False)" if any(True for _ in network.net.parameters()) else "it has none"
-        raise InputError(f"model must have parameters to train; of this {type(network.net).__name__} {frozen}")
-    return network
-
-
-def _kind(given: Any) -> str:
-    return f"the class {given.__name__}: give {given.__name__}(...)" if isinstance(given, type) else type(given).__name__
-
-
-def _method(given: Any) -> Method:
-    if not isinstance(given, Method | str):
-        raise InputError(f"method must be a method or its text, such as 'fedavg() | dkd()', not {type(given).__name__}")
-    return given if isinstance(given, Method) else parse(given)
-
-
-def _dtype(given: torch.dtype | str | None, params: Tensors) -> torch.dtype:
-    """The one asked for, or that of the weights."""
-    wanted = next((tensor.dtype for tensor in params.values()), torch.float32) if given is None else given
-    name = str(wanted).removeprefix("torch.")
-    if name not in DTYPES:
-        raise InputError(f"unknown dtype {name!r}; there are: {choices(DTYPES)}")
-    return DTYPES[name]

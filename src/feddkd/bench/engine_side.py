@@ -1,4 +1,4 @@
-"""Rounds of a job on an engine, without evaluation: what `rounds.play` does, cut into parts that can be timed."""
+"""Rounds of a job on an engine, without evaluation, cut into phases that can be timed."""
 
 import gc
 from collections.abc import Iterator
@@ -7,72 +7,62 @@ from dataclasses import dataclass, field
 
 import torch
 
-from feddkd.bench.jobs import Job
+from feddkd.bench.jobs import Job as BenchJob
 from feddkd.bench.setting import Setting
 from feddkd.data.federation import Federation
-from feddkd.engines.interface import Engine, Order
-from feddkd.engines.select import find_engine
-from feddkd.method import Exchange, Method
+from feddkd.engines.interface import Engine
 from feddkd.methods import parse
-from feddkd.models.functional import Model
-from feddkd.rounds.loop import choose
-from feddkd.tensors import Groups, to
+from feddkd.rounds.exchange import Exchanges, Turn
+from feddkd.rounds.loop import PATIENT, choose
+from feddkd.simulation import Job, Simulation, Start
+from feddkd.tensors import Groups
 
 
 @dataclass
 class Drive:
-    """Every round starts from the same weights, so that no repeat wanders off; batches are those of the round."""
+    """Plays single phases. Every round starts from the same weights, so repeats do the same work; batches are the round's."""
 
-    model: Model
-    method: Method
-    engine: Engine
-    starts: list[Groups]  # one for each run; the run's number is its seed
-    cohort: int
-    states: list[Groups] = field(default_factory=list)
-    cohorts: list[tuple[int, ...]] = field(default_factory=list)
+    simulation: Simulation
+    starts: list[Groups] = field(init=False)  # one for each run; the run's number is its seed
+    turns: list[Turn] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.starts = self.states
+        self.exchanges = Exchanges(self.simulation.model, self.engine, PATIENT)
+
+    @property
+    def states(self) -> list[Groups]:
+        """What the servers hold at present."""
+        return [run.state for run in self.simulation.runs]
+
+    @property
+    def engine(self) -> Engine:
+        return self.simulation.engine
 
     def play(self, t: int, phase: int = 0) -> None:
-        """The exchanges of one phase in round t. Phase 0 begins the round."""
+        """Perform the exchanges of one phase in round t. Phase 0 begins the round."""
         if phase == 0:
-            self.states = list(self.starts)
-            self.cohorts = [choose(run, t, len(self.engine.sizes(run)), self.cohort) for run in range(len(self.starts))]
-        for exchange in self.method.plan(t):
+            self.turns = [self._turn(index, t) for index in range(len(self.starts))]
+        for exchange in self.simulation.job.method.plan(t):
             if exchange.index == phase:
-                self._perform(exchange, t)
+                self.exchanges.perform(exchange, self.turns)
 
-    def _perform(self, exchange: Exchange, t: int) -> None:
-        phase = exchange.phase
-        rates = [exchange.rates(t, next(iter(state["params"].values()))) for state in self.states]
-        orders = [
-            Order(
-                run,
-                {**{name: state[name] for name in phase.sends}, "rates": rate},
-                cohort,
-                (run, t, exchange.index, exchange.step),
-            )
-            for run, (state, rate, cohort) in enumerate(zip(self.states, rates, self.cohorts, strict=True))
-        ]
-        replies = self.engine.exchange(exchange, orders)
-        together = zip(self.states, replies, rates, strict=True)
-        self.states = [phase.server(self.model, state, reply.collected, rate) for state, reply, rate in together]
+    def _turn(self, index: int, t: int) -> Turn:
+        run = self.simulation.runs[index]
+        run.state = self.starts[index]
+        clients = choose(run.seed, t, len(self.engine.sizes(index)), self.simulation.job.cohort_size)
+        return Turn(run, t, clients, {})
 
 
 @contextmanager
-def driven(job: Job, setting: Setting, federations: list[Federation]) -> Iterator[Drive]:
-    """A job on the setting's engine, with a run for each federation; everything is given back afterwards."""
+def driven(job: BenchJob, setting: Setting, federations: list[Federation]) -> Iterator[Drive]:
+    """Open a job on the setting's engine, with a run for each federation, and free everything afterwards."""
     model, method = job.network(), parse(job.method)
-    starts, memos = [], []
-    for seed in range(len(federations)):
-        params, buffers = (to(group, setting.device, setting.dtype) for group in model.initial(("init", seed)))
-        state, memo = method.start(model, params, buffers)
-        starts.append(state)
-        memos.append(memo)
-    engine = find_engine(setting.engine)(model, federations, memos, setting.dtype, **setting.options)
-    try:
-        yield Drive(model, method, engine, starts, job.cohort)
-    finally:
-        engine.close()
-        del engine
-        gc.collect()
-        if setting.device.type == "cuda":
-            torch.cuda.empty_cache()
+    starts = [Start(seed, own, *model.initial(("init", seed))) for seed, own in enumerate(federations)]
+    what = Job(model, method, starts, setting.dtype, cohort=job.cohort)
+    with Simulation(what, setting.engine, str(setting.device), setting.options) as simulation:
+        yield Drive(simulation)
+    del simulation
+    gc.collect()
+    if setting.device.type == "cuda":
+        torch.cuda.empty_cache()

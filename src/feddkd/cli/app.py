@@ -10,7 +10,7 @@ import typer
 
 from feddkd.cli.bench import bench
 from feddkd.cli.compare import compare
-from feddkd.cli.console import AsJson, DataDir, File, Settings
+from feddkd.cli.console import File, Settings
 from feddkd.cli.console import console as _console
 from feddkd.cli.data import data_app
 from feddkd.cli.flower import flower_app
@@ -18,18 +18,8 @@ from feddkd.cli.ls import listing
 from feddkd.cli.methods import methods
 from feddkd.cli.paper import paper_app
 from feddkd.cli.report import report
-from feddkd.cli.run_options import (
-    Device,
-    Engine,
-    EveryMinutes,
-    EveryRounds,
-    Log,
-    OnDivergence,
-    Precision,
-    Strategy,
-    Threads,
-    run_all,
-)
+from feddkd.cli.run_options import OnDivergence, RunOptions, with_run_options
+from feddkd.cli.start_runs import run_all
 from feddkd.cli.watch import watch
 from feddkd.engines.batched.memory import ran_out
 from feddkd.errors import ClientError, InputError, RunError
@@ -82,23 +72,15 @@ def _fail(message: str, status: int = 2) -> None:
 
 
 @app.command()
+@with_run_options
 def run(
     file: File,
+    options: RunOptions,
     set_: Settings = None,
-    engine: Engine = "auto",
-    device: Device = "cpu",
-    precision: Precision = None,
-    strategy: Strategy = None,
-    threads: Threads = None,
-    data: DataDir = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where run folders are written.")] = Path("runs"),
     fresh: Annotated[bool, typer.Option("--fresh", help="Run again what is finished or was cut short.")] = False,
     on_divergence: OnDivergence = None,
-    every_rounds: EveryRounds = None,
-    every_minutes: EveryMinutes = 1.0,
-    log: Log = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run, on which engine; time, memory, bytes.")] = False,
-    as_json: AsJson = False,
 ) -> None:
     """Run the experiments of a file: one run for each combination of its [sweep].
 
@@ -132,42 +114,27 @@ def run(
     Runs that are finished in DIR are left alone, and those that were cut short go on to the same numbers. Ctrl-C ends the round
     and saves; the second one stops at once.
     """
-    experiments = load(file, [*(set_ or ()), *(() if on_divergence is None else (f"on_divergence={on_divergence}",))])
-    run_all(
-        experiments, [out] * len(experiments),
-        engine=engine, device=device, precision=precision, strategy=strategy, threads=threads, data=data,
-        every_rounds=every_rounds, every_minutes=every_minutes, as_json=as_json, fresh=fresh, dry=dry_run, log=log,
-    )  # fmt: skip
-    if not as_json and not dry_run:
+    settings = [*(set_ or ()), *([] if on_divergence is None else [f"on_divergence={on_divergence}"])]
+    experiments = load(file, settings)
+    run_all(experiments, [out] * len(experiments), options, fresh=fresh, dry=dry_run)
+    if not options.as_json and not dry_run:
         _console().print(f"written to {out}{os.sep}", soft_wrap=True)
 
 
 @app.command()
+@with_run_options
 def resume(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of runs, or folders that hold such.")],
-    engine: Engine = "auto",
-    device: Device = "cpu",
-    precision: Precision = None,
-    strategy: Strategy = None,
-    threads: Threads = None,
-    data: DataDir = None,
-    every_rounds: EveryRounds = None,
-    every_minutes: EveryMinutes = 1.0,
-    log: Log = None,
-    as_json: AsJson = False,
+    options: RunOptions,
 ) -> None:
-    """Go on with the runs under some folders that were cut short, each from its last checkpoint."""
+    """Continue the runs under some folders that were cut short, each from its last checkpoint."""
     found = [record for folder in folders for record in find(folder, begun=True)]
     for record in found:
         if record.experiment.digest != record.manifest["digest"]:
-            raise InputError(f"the run in {record.folder} cannot go on: a file that its experiment names has changed")
+            raise InputError(f"cannot resume {record.folder}: a file that its experiment names has changed")
         if record.folder.resolve().name != (name := folder_name(record.experiment)):
-            raise InputError(f"the run in {record.folder} cannot go on: its folder must be called {name}, by which it is known")
-    run_all(
-        [record.experiment for record in found], [record.folder.parent for record in found],
-        engine=engine, device=device, precision=precision, strategy=strategy, threads=threads, data=data,
-        every_rounds=every_rounds, every_minutes=every_minutes, as_json=as_json, log=log,
-    )  # fmt: skip
+            raise InputError(f"cannot resume {record.folder}: rename the folder to {name}")
+    run_all([record.experiment for record in found], [record.folder.parent for record in found], options)
 
 
 app.command()(report)

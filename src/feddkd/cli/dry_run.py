@@ -14,17 +14,15 @@ from feddkd.experiment import Experiment
 from feddkd.runs import checkpoint
 from feddkd.runs.forecast import forecast
 from feddkd.runs.record import finished_summary, folder_name
-from feddkd.runs.runner import lock_step
+from feddkd.runs.runner import How, lock_step
 
 LONG = 1000  # rounds of all runs together, from which on a sweep is not begun without a word
 
 
-def plan(
-    experiments: Sequence[Experiment], places: Sequence[Path], *, fresh: bool, until: int | None = None, **how: Any
-) -> dict[str, Any]:
-    """What is to do, group by group as it runs in lock-step, and what that takes altogether."""
+def plan(experiments: Sequence[Experiment], places: Sequence[Path], how: How) -> dict[str, Any]:
+    """Return what is to do, group by group as it runs in lock-step, and what that takes altogether."""
     together = lock_step(experiments, places)
-    groups = [_group([experiments[at] for at in group], places[group[0]], fresh, until, how) for group in together]
+    groups = [_group([experiments[at] for at in group], places[group[0]], how) for group in together]
     todo = [group for group in groups if group["runs"]]
     return {
         "groups": groups,
@@ -36,13 +34,13 @@ def plan(
     }
 
 
-def _group(experiments: list[Experiment], place: Path, fresh: bool, until: int | None, how: dict[str, Any]) -> dict[str, Any]:
-    todo = [e for e in experiments if fresh or finished_summary(place / folder_name(e), e.digest) is None]
+def _group(experiments: list[Experiment], place: Path, how: How) -> dict[str, Any]:
+    todo = [e for e in experiments if how.fresh or finished_summary(place / folder_name(e), e.digest) is None]
     known = {"method": experiments[0].name or experiments[0].method, "runs": len(todo), "finished": len(experiments) - len(todo)}
     if not todo:
         return known
-    done = 0 if fresh else min(max(checkpoint.rounds(place / folder_name(e)), default=0) for e in todo)
-    return {**known, "rounds": todo[0].length(until) - done, **asdict(forecast(todo, done=done, until=until, **how))}
+    done = 0 if how.fresh else min(max(checkpoint.rounds(place / folder_name(e)), default=0) for e in todo)
+    return {**known, "rounds": todo[0].length(how.until) - done, **asdict(forecast(todo, how, done))}
 
 
 def planned(told: dict[str, Any]) -> Table:

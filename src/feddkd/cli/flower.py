@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,12 +12,13 @@ import torch
 import typer
 
 from feddkd.cli.console import AsJson, DataDir, File, Settings
-from feddkd.cli.run_options import EveryRounds, OnRow, Threads, watch_all
+from feddkd.cli.run_options import EveryRounds, RunOptions, Threads
+from feddkd.cli.show_runs import show
 from feddkd.errors import InputError
 from feddkd.experiment import Experiment, load
 from feddkd.runs.prepare import prepare
-from feddkd.runs.runner import execute
-from feddkd.runs.session import Every
+from feddkd.runs.runner import How, play
+from feddkd.runs.session import Event, Every
 
 if TYPE_CHECKING:
     from feddkd.flower.deployment.superlink import Superlink
@@ -68,7 +70,8 @@ def up(
         from feddkd.flower.deployment.local_federation import deployed
 
         with deployed(nodes, None if data is None else data.resolve(), secure) as deployment:
-            _run(deployment.link, experiments, out, data, options, Every(every_rounds), fresh, as_json, deployment.wait)
+            how = How(data=data, every=Every(every_rounds), fresh=fresh)
+            _run(deployment.link, experiments, out, options, how, as_json, deployment.wait)
 
 
 def _try_out(experiments: list[Experiment], data: Path | None) -> None:
@@ -78,18 +81,27 @@ def _try_out(experiments: list[Experiment], data: Path | None) -> None:
 
 
 def _run(
-    link: "Superlink", experiments: list[Experiment], out: Path, data: Path | None, options: dict[str, float], every: Every,
-    fresh: bool, as_json: bool, wait: Callable[[Any, float], None] = lambda grid, seconds: None,
+    link: "Superlink", experiments: list[Experiment], out: Path, options: dict[str, float], how: How, as_json: bool,
+    wait: Callable[[Any, float], None] = lambda grid, seconds: None,
 ) -> None:  # fmt: skip
-    """One experiment after another, each a Flower run of its own."""
+    """Run one experiment after another, each as a Flower run, and show them."""
 
-    def do(group: list[int], on_row: OnRow) -> list[dict[str, Any]]:
-        with link.run() as grid:
-            wait(grid, options["join"])
-            told = {"out": out, "folder": data, "every": every, "fresh": fresh, "on_row": on_row}
-            return _perform(experiments[group[0]], grid, options, **told)
+    def events() -> Iterator[Event]:
+        for at, experiment in enumerate(experiments):
+            with link.run() as grid:
+                wait(grid, options["join"])
+                for event in _play(experiment, grid, out, options, how):
+                    yield event._replace(at=at)
 
-    watch_all(experiments, [out] * len(experiments), [[at] for at in range(len(experiments))], do, as_json)
+    show(events(), experiments, [out] * len(experiments), as_json=as_json)
+
+
+def _play(experiment: Experiment, grid: Any, out: Path, options: dict[str, float], how: How) -> Iterator[Event]:
+    """Run an experiment over the nodes behind a Grid; a threshold makes the engine a secure one."""
+    from feddkd.flower.apps import engine_on
+
+    engine = engine_on(grid, experiment, secure="threshold" in options, **options)
+    return play([experiment], out, replace(how, engine=engine))
 
 
 def _options(experiments: list[Experiment], deadline: float, join: float, secure: bool, threshold: float) -> dict[str, float]:
@@ -104,30 +116,20 @@ def _options(experiments: list[Experiment], deadline: float, join: float, secure
     return {"deadline": deadline, "join": join, "threshold": threshold}
 
 
-def run_on_ray(
-    experiments: list[Experiment], places: list[Path], data: Path | None, every: Every, fresh: bool, as_json: bool
-) -> None:
-    """One experiment after another in Flower's simulation, a core for each client at work."""
-
-    def do(group: list[int], on_row: OnRow) -> list[dict[str, Any]]:
-        (at,) = group
-        told = {"out": places[at], "folder": folder, "every": every, "fresh": fresh, "on_row": on_row}
-        work = partial(_perform, experiments[at], options={}, **told)
-        return on_ray(work, NodeApp(), experiments[at].clients, 1.0, 0.0)
-
+def ray_events(experiments: list[Experiment], places: list[Path], options: RunOptions, fresh: bool) -> Iterator[Event]:
+    """Run one experiment after another in Flower's simulation, a core for each client at work."""
     with _flower():
         from feddkd.flower.apps import NodeApp
         from feddkd.flower.deployment.ray import on_ray
 
-        folder = None if data is None else data.resolve()
+        folder = None if options.data is None else options.data.resolve()
         if folder is not None:
             os.environ["FEDDKD_DATA"] = str(folder)  # Ray's workers inherit it
-        watch_all(experiments, places, [[at] for at in range(len(experiments))], do, as_json)
-
-
-def _perform(experiment: Experiment, grid: Any, options: dict[str, float], **told: Any) -> list[dict[str, Any]]:
-    engine = "flower-secure" if "threshold" in options else "flower"
-    return execute([experiment], engine=engine, options={"grid": grid, "experiment": experiment.as_dict(), **options}, **told)
+        how = How(data=folder, every=options.every, fresh=fresh)
+        for at, experiment in enumerate(experiments):
+            work = partial(_play, experiment, out=places[at], options={}, how=how)
+            for event in on_ray(work, NodeApp(), experiment.clients, 1.0, 0.0):
+                yield event._replace(at=at)
 
 
 @flower_app.command("server")
@@ -170,7 +172,8 @@ def server(
             link.start()
             for public_key in public_keys:
                 link.register(public_key)
-            _run(link, experiments, out, data, options, Every(every_rounds), fresh, as_json)
+            how = How(data=data, every=Every(every_rounds), fresh=fresh)
+            _run(link, experiments, out, options, how, as_json)
 
 
 @flower_app.command("certificate")

@@ -7,17 +7,18 @@ from typing import Annotated
 
 import typer
 
-from feddkd.cli.console import AsJson, DataDir
-from feddkd.cli.run_options import Device, Engine, EveryMinutes, EveryRounds, Precision, Strategy, Threads, run_all
+from feddkd.cli.console import AsJson
+from feddkd.cli.run_options import RunOptions, with_run_options
+from feddkd.cli.start_runs import run_all
 from feddkd.errors import InputError, choices
 from feddkd.experiment import Experiment
 from feddkd.papers.definitions import Definition, Paper, read
+from feddkd.papers.drawing import draw_all, draw_figure, paper_curves
 from feddkd.papers.figures import Figure, figures, find, missing, place
 from feddkd.papers.report import page
 from feddkd.papers.results import collect, recorded, strangers
 from feddkd.papers.status import Progress, progress
 from feddkd.papers.tables import FORMATS, as_json, compare
-from feddkd.reports.pictures import draw_all, draw_figure, paper_curves
 
 paper_app = typer.Typer(no_args_is_help=True, help="The paper's tables beside our records; run what is missing.")
 
@@ -115,23 +116,16 @@ def paper_report(
 
 
 @paper_app.command("run")
+@with_run_options
 def paper_run(
     name: TableOrFigure,
+    options: RunOptions,
     setting: Annotated[list[str] | None, typer.Option(help="Only this column, as in c=0.5,E=5; repeatable.")] = None,
     method: Annotated[list[str] | None, typer.Option(help="Only this method, as the table calls it; repeatable.")] = None,
     seed: Annotated[list[int] | None, typer.Option(help="Only this seed; repeatable.")] = None,
     rounds: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only the first N rounds for now; go on later.")] = None,
-    engine: Engine = "auto",
-    device: Device = "cpu",
-    precision: Precision = None,
-    strategy: Strategy = None,
-    threads: Threads = None,
-    data: DataDir = None,
     papers: Papers = PAPERS,
     runs: RunsDir = RUNS,
-    every_rounds: EveryRounds = None,
-    every_minutes: EveryMinutes = 1.0,
-    as_json: AsJson = False,
 ) -> None:
     """Run what a table or figure still misses, in lock-step over seeds; what was cut short in the folder of runs goes on.
 
@@ -139,7 +133,7 @@ def paper_run(
     rows were kept: without its folder it begins anew. For methods like FedDKD@60 alone no more rounds are run than count. Runs
     without the losses that a figure draws are made again, under diagnostics/ in the folder.
     """
-    if precision == "fp64":
+    if options.precision == "fp64":
         raise InputError("precision 'fp64' makes other experiments of the paper's; there are: bf16, fp32, tf32")
     paper = read(papers)
     known = recorded(paper, runs)
@@ -148,13 +142,9 @@ def paper_run(
     until = rounds if rounds or isinstance(found, Figure) else found.most(method)
     todo = missing(found, wanted, known, until)
     if not todo:
-        print(json.dumps({"runs": []}) if as_json else f"{name}: nothing is missing")
+        print(json.dumps({"runs": []}) if options.as_json else f"{name}: nothing is missing")
         return
-    run_all(
-        todo, [place(found, one, known, runs) for one in todo], until=until,
-        engine=engine, device=device, precision=precision, strategy=strategy, threads=threads, data=data,
-        every_rounds=every_rounds, every_minutes=every_minutes, as_json=as_json,
-    )  # fmt: skip
+    run_all(todo, [place(found, one, known, runs) for one in todo], options, until=until)
 
 
 def _wanted(paper: Paper, found: Figure | Definition, settings: list[str] | None, methods: list[str] | None) -> list[Experiment]:

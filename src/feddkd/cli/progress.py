@@ -1,43 +1,33 @@
 """Runs on their way, on standard error: bars on a terminal, plain lines elsewhere."""
 
-import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from feddkd.cli.console import clock, console
 from feddkd.engines.batched.memory import in_words, peak_memory
 from feddkd.experiment import Experiment
 from feddkd.rounds.loop import Row
-from feddkd.runs.record import folder_name
 
 QUIET = 30.0  # seconds: no more than one plain line of a run in so many
 
 
 @dataclass
 class Follower:
-    """What to say of a run after each of its rounds."""
+    """Computes what to say about a run after each of its rounds."""
 
     experiment: Experiment
-    place: Path
     last: int  # round that it is to reach
+    sizes: Sequence[int] = ()  # how many training examples each client has
     began: float = field(default_factory=time.perf_counter)
     images: int = 0
     rounds: int = 0
-
-    @cached_property
-    def sizes(self) -> list[int]:
-        """n_k, from the record, which has begun by the time it is needed."""
-        manifest = self.place / folder_name(self.experiment) / "manifest.json"
-        sizes: list[int] = json.loads(manifest.read_text(encoding="utf-8"))["partition"]["sizes"]
-        return sizes
 
     def after(self, row: Row) -> str:
         """Accuracy, what DKD added, images a second since the run was begun or went on."""
@@ -66,38 +56,51 @@ def title(experiment: Experiment) -> str:
     return f"{label}, seed {experiment.seed}"
 
 
-@contextmanager
-def bars(
-    experiments: Sequence[Experiment], places: Sequence[Path], device: torch.device, until: int | None = None
-) -> Iterator[Callable[[int], Callable[[Row], None]]]:
-    """A bar for each run and one for all; where standard error is no terminal, a line now and then and one at a run's end."""
-    quiet = not sys.stderr.isatty()
-    name, note = (TextColumn(f"{{task.{part}}}", markup=False) for part in ("description", "fields[note]"))
-    columns = name, BarColumn(), MofNCompleteColumn(), note, TimeRemainingColumn()
-    with Progress(*columns, console=console(stderr=True), disable=quiet) as progress:
-        sweep = len(experiments) > 1
-        whole = progress.add_task("all runs", total=sum(e.length(until) for e in experiments), note="", visible=sweep)
+class Bars:
+    """A bar for each run and one for all; without a terminal, a line every half minute and one at a run's end."""
 
-        def follow(at: int) -> Callable[[Row], None]:
-            run, named = Follower(experiments[at], places[at], experiments[at].length(until)), title(experiments[at])
-            task = progress.add_task(named, total=run.last, note="")
-            last = time.perf_counter()
+    def __init__(self, experiments: Sequence[Experiment], device: torch.device, until: int | None = None) -> None:
+        self._device, self._quiet = device, not sys.stderr.isatty()
+        name, note = (TextColumn(f"{{task.{part}}}", markup=False) for part in ("description", "fields[note]"))
+        columns = name, BarColumn(), MofNCompleteColumn(), note, TimeRemainingColumn()
+        self._progress = Progress(*columns, console=console(stderr=True), disable=self._quiet)
+        self._runs = [Follower(experiment, experiment.length(until)) for experiment in experiments]
+        self._titles = [title(experiment) for experiment in experiments]
+        self._tasks: dict[int, TaskID] = {}
+        self._told: dict[int, float] = {}  # when a plain line last told of a run
+        total = sum(run.last for run in self._runs)
+        self._whole = self._progress.add_task("all runs", total=total, note="", visible=len(experiments) > 1)
 
-            def on_row(row: Row) -> None:
-                nonlocal last
-                note, before = run.after(row), progress.tasks[task].completed
-                progress.update(task, completed=row["round"], note=note)
-                progress.update(whole, advance=row["round"] - before, note=_memory(device))
-                if quiet and row["round"] == run.last:
-                    print(f"{named}: round {row['round']}, {note.partition(',')[0]}", file=sys.stderr)
-                elif quiet and time.perf_counter() - last > QUIET:
-                    last = time.perf_counter()
-                    where = f"round {row['round']} of {run.last}"
-                    print(f"{named}: {where}, {note}, {_memory(device)}, {run.left(row)} left", file=sys.stderr)
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
 
-            return on_row
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._progress.stop()
 
-        yield follow
+    def begin(self, at: int, sizes: Sequence[int]) -> None:
+        """Show a run that plays its first round."""
+        self._runs[at].sizes, self._runs[at].began = sizes, time.perf_counter()
+        self._tasks[at] = self._progress.add_task(self._titles[at], total=self._runs[at].last, note="")
+        self._told[at] = time.perf_counter()
+
+    def row(self, at: int, row: Row) -> None:
+        """Show a round that is over."""
+        note, task = self._runs[at].after(row), self._tasks[at]
+        before = self._progress.tasks[task].completed
+        self._progress.update(task, completed=row["round"], note=note)
+        self._progress.update(self._whole, advance=row["round"] - before, note=_memory(self._device))
+        if self._quiet:
+            self._line(at, row, note)
+
+    def _line(self, at: int, row: Row, note: str) -> None:
+        run, name = self._runs[at], self._titles[at]
+        if row["round"] == run.last:
+            print(f"{name}: round {row['round']}, {note.partition(',')[0]}", file=sys.stderr)
+        elif time.perf_counter() - self._told[at] > QUIET:
+            self._told[at] = time.perf_counter()
+            where = f"round {row['round']} of {run.last}"
+            print(f"{name}: {where}, {note}, {_memory(self._device)}, {run.left(row)} left", file=sys.stderr)
 
 
 def _memory(device: torch.device) -> str:

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from feddkd.cli.console import AsJson, console
+from feddkd.reports.curve_plot import curves
 from feddkd.reports.figures import plates
 from feddkd.reports.html.page import write
-from feddkd.reports.pictures import curves
 from feddkd.reports.tables import as_json as in_json
 from feddkd.reports.tables import table
 from feddkd.runs.record import Record, find

@@ -4,8 +4,8 @@ Engine, device and chunking may change the speed of a run, never its numbers bey
 experiment.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from feddkd.data.batches import Source
 from feddkd.method import Exchange
@@ -33,6 +33,9 @@ class Reply(NamedTuple):
 class Engine(Protocol):
     """Performs exchanges and holds the clients' memos in between."""
 
+    # whether clients compute elsewhere: their memos never come here, and they may bring their own examples
+    remote: ClassVar[bool]
+
     def sizes(self, run: int, source: Source = "train") -> Sequence[int]:
         """n_k, the number of examples of each client."""
 
@@ -53,3 +56,6 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Give back whatever the engine holds."""
+
+
+EngineFactory = Callable[..., Engine]  # (model, federations, first memos of each run, dtype, **options)

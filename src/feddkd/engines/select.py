@@ -4,13 +4,14 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from feddkd.data.federation import Federation
 from feddkd.engines.batched.engine import Batched
-from feddkd.engines.interface import Engine
+from feddkd.engines.interface import Engine, EngineFactory
 from feddkd.engines.pool.engine import Pool
 from feddkd.engines.serial import Serial
 from feddkd.errors import InputError, choices
@@ -18,34 +19,41 @@ from feddkd.models.functional import Model
 from feddkd.tensors import Groups
 
 ENGINES: Mapping[str, Callable[..., Engine]] = {"serial": Serial, "batched": Batched, "pool": Pool}
-FLOWER = ("flower", "flower-secure")
 
 
 def find_engine(name: str) -> Callable[..., Engine]:
-    if name in FLOWER:  # only inside a federation, and an extra: not among the choices
-        try:
-            from feddkd.flower.engine import Flower
-            from feddkd.flower.secure import Secure
-        except ModuleNotFoundError:
-            raise InputError(f"engine {name!r} needs Flower: pip install 'feddkd[flower]'") from None
-        return Flower if name == "flower" else Secure
+    """Return the engine class with this name; raise an InputError if there is none."""
     if name not in ENGINES:
         raise InputError(f"unknown engine {name!r}; there are: {choices(('auto', *ENGINES))}")
     return ENGINES[name]
 
 
+def check_engine(engine: str | EngineFactory) -> None:
+    """Raise an InputError if this is the name of an engine that does not exist."""
+    if isinstance(engine, str) and engine != "auto":
+        find_engine(engine)
+
+
+def engine_name(engine: str | EngineFactory) -> str:
+    """Return what the record calls an engine before it has been made."""
+    if isinstance(engine, str):
+        return engine
+    made = engine.func if isinstance(engine, partial) else engine
+    return str(getattr(made, "__name__", type(made).__name__)).lower()
+
+
 def open_engine(
-    name: str,
+    engine: str | EngineFactory,
     model: Model,
     federations: Sequence[Federation],
     memos: Sequence[Groups],
     dtype: torch.dtype,
     options: Mapping[str, Any],
 ) -> Engine:
-    """An engine by name. `auto`: clients as one program, but convolutions on a CPU go to one process a core."""
-    if name == "auto":
-        alone = federations[0].x.is_cuda or sys.platform != "linux" or (os.cpu_count() or 1) == 1
-        name = "pool" if model.convolves and not alone else "batched"
+    """Make an engine. "auto" is batched; on a CPU with several cores, networks with convolutions use pool."""
+    if not isinstance(engine, str):
+        return engine(model, federations, memos, dtype, **options)
+    name = _automatic(model, federations) if engine == "auto" else engine
     make = find_engine(name)
     unknown = set(options) - set(inspect.signature(make).parameters)
     if unknown:
@@ -53,10 +61,17 @@ def open_engine(
     return make(model, federations, memos, dtype, **options)
 
 
+def _automatic(model: Model, federations: Sequence[Federation]) -> str:
+    alone = federations[0].x.is_cuda or sys.platform != "linux" or (os.cpu_count() or 1) == 1
+    return "pool" if model.convolves and not alone else "batched"
+
+
 def find_device(name: str) -> torch.device:
+    """Return a device by its name; raise an InputError if torch cannot use it."""
     try:
         device = torch.device(name if str(name).startswith(("cpu", "cuda")) else "")
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError):
-        raise InputError(f"device {name!r} is not to be had here; 'cpu' always is, 'cuda' where torch sees a GPU") from None
+        seen = f"torch sees {torch.cuda.device_count()} GPUs" if torch.cuda.is_available() else "torch sees no GPU"
+        raise InputError(f"device {name!r} is not available: {seen}; use 'cpu'") from None
     return device

@@ -4,14 +4,18 @@ An app's pyproject.toml names them: feddkd.flower.apps:server and feddkd.flower.
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from feddkd.engines.interface import EngineFactory
 from feddkd.errors import RunError
-from feddkd.experiment import expand
+from feddkd.experiment import Experiment, expand
 from feddkd.flower.app_bases import Answering, Kept, serving
+from feddkd.flower.engine import Flower
 from feddkd.flower.messages import Page
 from feddkd.flower.node import Load, Own, ask, respond
+from feddkd.flower.secure import Secure
 from feddkd.runs.runner import execute
 from feddkd.runs.session import Every
 
@@ -43,16 +47,23 @@ def serve(grid: Any, config: Mapping[str, Any]) -> list[dict[str, Any]]:
     """One experiment over the nodes behind a Grid: record, checkpoints and costs are those of any run."""
     spelled = {key.removeprefix(EXPERIMENT): value for key, value in config.items() if key.startswith(EXPERIMENT)}
     experiments = expand(spelled)
-    options = {name: kind(config[name]) for name, kind in OPTIONS.items() if name in config}
+    options: dict[str, Any] = {name: kind(config[name]) for name, kind in OPTIONS.items() if name in config}
     secure = bool(config.get("secure", False))
     if secure and "threshold" in config:
         options["threshold"] = float(config["threshold"])
     folder = config.get("data") or os.environ.get("FEDDKD_DATA")
     return execute(
-        experiments, out=Path(config.get("out", "runs")), folder=Path(folder) if folder else None,
-        engine="flower-secure" if secure else "flower",
-        options={"grid": grid, "experiment": experiments[0].as_dict(), **options}, every=Every(rounds=1),
-    )  # fmt: skip
+        experiments,
+        out=Path(config.get("out", "runs")),
+        engine=engine_on(grid, experiments[0], secure=secure, **options),
+        data=Path(folder) if folder else None,
+        every=Every(rounds=1),
+    )
+
+
+def engine_on(grid: Any, experiment: Experiment, *, secure: bool, **options: Any) -> EngineFactory:
+    """Return what makes the engine of an experiment over the nodes behind a Grid."""
+    return partial(Secure if secure else Flower, grid=grid, experiment=experiment.as_dict(), **options)
 
 
 def _serve_to_the_end(grid: Any, config: Mapping[str, Any]) -> None:

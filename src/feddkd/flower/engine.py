@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -18,8 +18,9 @@ from flwr.serverapp import Grid
 
 from feddkd.data.batches import Source
 from feddkd.data.federation import SERVER, Federation
+from feddkd.engines.client import answer, gather, retained, seeded
 from feddkd.engines.interface import Order, Reply
-from feddkd.engines.serial import Serial, answer, gather, retained, seeded
+from feddkd.engines.serial import Serial
 from feddkd.errors import InputError
 from feddkd.flower.messages import Letter, Page, Post, action, bytes_in, page_of, page_record, tensor_record
 from feddkd.flower.wire import FIRST, MOST, NOTHING, WireError, check, pack, unpack
@@ -34,6 +35,7 @@ log = logging.getLogger(__name__)
 class Flower:
     """An engine over the nodes behind a Grid. What only the server holds, it works through itself."""
 
+    remote: ClassVar[bool] = True
     model: Model
     federations: Sequence[Federation]
     first_memos: Sequence[Groups]

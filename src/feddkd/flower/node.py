@@ -19,7 +19,7 @@ from feddkd.data.batches import Source
 from feddkd.data.examples import Examples, examples
 from feddkd.data.federation import Federation
 from feddkd.data.transforms import transform
-from feddkd.engines.serial import answer, retained, seeded
+from feddkd.engines.client import answer, retained, seeded
 from feddkd.errors import InputError
 from feddkd.experiment import Experiment
 from feddkd.flower import client_masking
@@ -32,7 +32,7 @@ from feddkd.models.functional import Model
 from feddkd.randomness import Key
 from feddkd.rounds import diagnostics, evaluation
 from feddkd.runs.prepare import network, prepare
-from feddkd.simulation import DTYPES, begin
+from feddkd.simulation import DTYPES, Job, Start, begin
 from feddkd.tensors import Groups
 
 Load = Callable[[Any], Any]  # Flower's context -> (x, y) or (x, y, x_test, y_test): a client's own examples
@@ -132,10 +132,11 @@ class Desk:
 @functools.lru_cache(maxsize=1)
 def _open(own: Own, spelled: str, told: str) -> Desk:
     experiment, facts = Experiment(**json.loads(spelled)), json.loads(told)
-    federation, dtype = own.federation(experiment, facts), DTYPES[experiment.dtype]
+    federation = own.federation(experiment, facts)
     model = network(experiment, federation.shape, facts["classes"])
-    device, seeds = federation.x.device, [experiment.seed]
-    begun = begin(model, experiment.parsed_method, [federation], [model.start()], seeds, device, dtype)
+    start = Start(experiment.seed, federation, *model.start())
+    job = Job(model, experiment.parsed_method, [start], dtype=DTYPES[experiment.dtype])
+    begun = begin(job, federation.x.device)
     return Desk(experiment, begun.model, federation, begun.memos[0])
 
 

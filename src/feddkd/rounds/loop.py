@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 import torch
 
 from feddkd.engines.interface import Engine
+from feddkd.errors import InputError
 from feddkd.method import Method
 from feddkd.models.functional import Model
 from feddkd.randomness import generator
@@ -20,6 +21,7 @@ from feddkd.rounds.evaluation import Measured, Protocol, measure
 from feddkd.rounds.exchange import Exchanges, Turn
 from feddkd.rounds.exchange import Row as Row
 from feddkd.rounds.exchange import Run as Run
+from feddkd.spec.types import Count, Share, checked
 from feddkd.tensors import Groups, is_finite
 
 log = logging.getLogger(__name__)
@@ -126,6 +128,17 @@ class Loop:
         retain = self.method.plan(turns[0].round)[-1].retain
         for turn, found in zip(turns, diagnose(self.engine, ends, [turn.cohort for turn in turns], retain), strict=True):
             turn.row["diagnostics"] = found
+
+
+def cohort_size(cohort: int | float, clients: int, least: int = 1) -> int:
+    """Return m = max(int(C K), 1) for a fraction C, or the number itself; raise an InputError if fewer than `least`."""
+    cohort = checked(cohort, Count | Share, "cohort")
+    size = cohort if isinstance(cohort, int) else max(int(cohort * clients + 1e-9), 1)
+    if size > clients:
+        raise InputError(f"cohort asks for {size} clients, and there are {clients}")
+    if size < least:
+        raise InputError(f"min_clients is {least}, and a cohort has {size} clients")
+    return size
 
 
 def choose(seed: int, t: int, clients: int, cohort: int) -> tuple[int, ...]:

@@ -22,22 +22,12 @@ from torch import Tensor
 
 from feddkd.rounds.costs import Costs
 from feddkd.errors import InputError
+from feddkd.simulation import Snapshot
 from feddkd.tensors import Groups
 
 FORMAT = 1
 KEPT = 2
 FOLDER = "checkpoints"
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """What a run needs to go on after a round."""
-
-    round: int
-    state: Groups
-    costs: Costs
-    memos: Mapping[int, Groups]  # client -> memo
-    engine: Mapping[str, Any] = field(default_factory=dict)  # what the engine decided by timing, so that it decides so again
 
 
 class DamagedError(InputError):

@@ -7,9 +7,9 @@ steps, so those of one exchange of every phase are those of all; they vary only 
 import statistics
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -21,11 +21,12 @@ from feddkd.engines.select import find_device, open_engine
 from feddkd.engines.batched.strategies import wait_for
 from feddkd.experiment import Experiment
 from feddkd.method import Exchange, Method, Phase
-from feddkd.models.functional import Model
 from feddkd.runs.prepare import prepare
-from feddkd.rounds.loop import Run, play
+from feddkd.rounds.loop import PATIENT
 from feddkd.schedules import Repeat
-from feddkd.simulation import DTYPES, begin, cohort_size
+from feddkd.runs.runner import How
+from feddkd.runs.session import job
+from feddkd.simulation import Simulation
 
 FEW, MORE = 2, 6  # steps of a trial
 TURNS = 2  # repetitions of a phase in a trial
@@ -81,26 +82,24 @@ class Watched:
         return replies
 
 
-def forecast(
-    experiments: Sequence[Experiment], *, folder: Path | None, engine: str, device: str, options: Mapping[str, Any],
-    done: int = 0, until: int | None = None,
-) -> Forecast:  # fmt: skip
-    """Of experiments that differ in their seed alone: the rounds after those that are done already, or some of them."""
-    first, place = experiments[0], find_device(device)
-    prepared = [prepare(experiment, folder) for experiment in experiments]
-    model, dtype = prepared[0].model, DTYPES[first.dtype]
-    method = first.parsed_method.fitted(model)
-    starts = [ready.model.start() for ready in prepared]
-    model, federations, runs, memos = begin(
-        model, method, [ready.federation for ready in prepared], starts, [e.seed for e in experiments], place, dtype
-    )
-    host = Watched(open_engine(engine, model, federations, memos, dtype, options), place)
-    try:
-        few, more = (_trial(host, model, method, steps, first, runs) for steps in (FEW, MORE))
-    finally:
-        host.close()
+def forecast(experiments: Sequence[Experiment], how: How, done: int = 0) -> Forecast:
+    """Return what experiments that differ in their seed alone would take from round `done` + 1 on."""
+    first, place = experiments[0], find_device(how.device)
+    tried = replace(job(experiments, [prepare(experiment, how.data) for experiment in experiments]), tolerance=PATIENT)
+    make = partial(open_engine, how.engine, options=how.options)
+    host: Watched
+
+    def watched(*parts: Any) -> Any:
+        nonlocal host
+        host = Watched(make(*parts), place)
+        return host
+
+    with Simulation(tried, watched, how.device) as simulation:
+        method = first.parsed_method.fitted(simulation.model)
+        few, more = (_trial(simulation, host, method, steps) for steps in (FEW, MORE))
+    federations = [start.federation for start in tried.starts]
     sizes = [len(federation.indices("train", client)) for federation in federations for client in range(first.clients)]
-    rounds = range(done + 1, first.length(until) + 1)
+    rounds = range(done + 1, first.length(how.until) + 1)
     counts = Counter(id(exchange.phase) for t in rounds for exchange in method.plan(t))
     # once: choosing and compiling; in every round: evaluation, and what the server does besides
     seconds = few.first + len(rounds) * (sum(seen.seconds for seen in few.others) + min(few.besides, more.besides))
@@ -112,18 +111,14 @@ def forecast(
     return Forecast(type(host.engine).__name__.lower(), seconds, peak_memory(place), up, down)
 
 
-def _trial(host: Watched, model: Model, method: Method, steps: int, experiment: Experiment, runs: Sequence[Run]) -> Trial:
-    """A short round, after one that warms up."""
+def _trial(simulation: Simulation, host: "Watched", method: Method, steps: int) -> Trial:
+    """Time a short round, after one that warms up."""
     short = replace(method, phases=tuple(_shortened(phase, steps) for phase in method.phases))
-    size, last = cohort_size(experiment.cohort, experiment.clients), experiment.rounds
-    took = []
+    last, took = simulation.job.rounds, list[float]()
     for _ in range(2):
         began = time.perf_counter()
         host.seen.clear()
-        for _ in play(
-            short, model, host, runs, cohort=size, first=last, last=last, protocol=experiment.protocol,
-            diagnostics=experiment.diagnostics,
-        ):  # fmt: skip
+        for _ in simulation.play(short, last, last):
             pass
         took.append(time.perf_counter() - began)
     own = [[seen for seen in host.seen if seen.phase is phase] for phase in short.phases]

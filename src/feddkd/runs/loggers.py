@@ -2,7 +2,6 @@
 
 import csv
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
@@ -124,15 +123,21 @@ def check_loggers(names: Sequence[str]) -> None:
             raise InputError(f"--log {name} needs a package that is not here: pip install 'feddkd[{name}]'")
 
 
-def logging_to(names: Sequence[str], experiment: Experiment, place: Path, open_ones: ExitStack) -> Callable[[Row], None]:
-    """Tell loggers of rows. They are opened with the first one, so not for a run that is finished already."""
-    opened: list[Logger] = []
+class RunLoggers:
+    """The loggers of one run. They open with its first row, so not for a run that was finished before."""
 
-    def on_row(row: Row) -> None:
-        if not opened:
-            folder = place / folder_name(experiment)
-            opened.extend(open_ones.enter_context(closing(LOGGERS[name](experiment, folder))) for name in names)
-        for logger in opened:
+    def __init__(self, names: Sequence[str], experiment: Experiment, place: Path) -> None:
+        self._names, self._experiment, self._place = names, experiment, place
+        self._open: list[Logger] = []
+
+    def row(self, row: Row) -> None:
+        if not self._open:
+            folder = self._place / folder_name(self._experiment)
+            self._open = [LOGGERS[name](self._experiment, folder) for name in self._names]
+        for logger in self._open:
             logger.row(row)
 
-    return on_row
+    def close(self) -> None:
+        for logger in self._open:
+            logger.close()
+        self._open = []

@@ -13,7 +13,7 @@ from feddkd.data.transforms import transform
 from feddkd.errors import InputError
 from feddkd.experiment import Experiment
 from feddkd.models.functional import Model, built
-from feddkd.models.initial_weights import with_initial
+from feddkd.models.weight_files import with_initial
 
 
 @dataclass(frozen=True)

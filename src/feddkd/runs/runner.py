@@ -1,61 +1,78 @@
 """Experiments -> runs on disk. What is finished is left alone, what was cut short goes on."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from feddkd.engines.batched.engine import PRECISIONS
-from feddkd.engines.select import find_device, find_engine
+from feddkd.engines.interface import EngineFactory
+from feddkd.engines.select import check_engine, find_device
 from feddkd.errors import InputError, choices
 from feddkd.experiment import Experiment
 from feddkd.runs.prepare import Prepared, prepare
 from feddkd.runs.record import finished_summary, folder_name
 from feddkd.runs.recorder import Recorder
-from feddkd.rounds.loop import Row
-from feddkd.runs.session import OFTEN, Every, Session, abreast
+from feddkd.runs.session import OFTEN, Event, Every, RunEnded, Session, abreast
 
 
-def execute(
-    experiments: Sequence[Experiment],
-    *,
-    out: Path,
-    folder: Path | None = None,
-    engine: str = "auto",
-    device: str = "cpu",
-    options: Mapping[str, Any] | None = None,
-    on_row: Callable[[int, Row], None] = lambda index, row: None,
-    every: Every = OFTEN,
-    fresh: bool = False,
-    until: int | None = None,
-) -> list[dict[str, Any]]:
-    """Run experiments that differ in their seed alone, in lock-step; write their folders under `out`, return their summaries.
-    That of a run that could not go on has the reason, `ended`, and no numbers.
+@dataclass(frozen=True)
+class How:
+    """How runs are carried out: nothing here decides what they compute, up to rounding."""
 
-    Finished runs are left as they are, and those that were cut short go on, unless `fresh`. `until` stops those that have not
-    come so far after that round, with a checkpoint.
+    engine: str | EngineFactory = "auto"
+    device: str = "cpu"
+    options: Mapping[str, Any] = field(default_factory=dict)  # of a named engine
+    data: Path | None = None  # folder with the data sets' files
+    every: Every = OFTEN
+    fresh: bool = False  # run again what is finished or was cut short
+    until: int | None = None  # stop after this round, with a checkpoint
+
+
+def play(experiments: Sequence[Experiment], out: Path, how: How = How()) -> Iterator[Event]:
+    """Run experiments that differ in their seeds alone, in lock-step; write their folders under `out` and yield events.
+
+    Finished runs are left as they are, and runs that were cut short continue, unless `how.fresh`. Every run ends with a
+    RunEnded; the summary of one that could not go on has the reason, `ended`, and no numbers.
     """
-    place = find_device(device)  # complain before anything is written
-    if engine != "auto":
-        find_engine(engine)
+    device = find_device(how.device)  # complain before anything is written
+    check_engine(how.engine)
     folders = [out / folder_name(experiment) for experiment in experiments]
-    done = (
-        {} if fresh else {at: summary for at, e in enumerate(experiments) if (summary := finished_summary(folders[at], e.digest))}
-    )
-    for at in done:
-        Recorder(folders[at]).tidy()
-    todo = [at for at in range(len(experiments)) if at not in done]
-    for group in abreast([folders[at] for at in todo], [experiments[at].digest for at in todo], place, fresh):
-        prepared = [prepare(experiments[todo[n]], folder) for n in group.members]
+    todo = []
+    for at, (experiment, folder) in enumerate(zip(experiments, folders, strict=True)):
+        summary = None if how.fresh else finished_summary(folder, experiment.digest)
+        if summary is None:
+            todo.append(at)
+        else:
+            Recorder(folder).tidy()
+            yield RunEnded(at, summary)
+    for group in abreast([folders[at] for at in todo], [experiments[at].digest for at in todo], device, how.fresh):
+        prepared = [prepare(experiments[todo[n]], how.data) for n in group.members]
         for together in _one_program(prepared):
             numbers = [todo[group.members[n]] for n in together]
             session = Session(
-                [experiments[at] for at in numbers], [folders[at] for at in numbers], [prepared[n] for n in together],
-                [group.snapshots[n] for n in together] if group.snapshots else [], every, until,
-            )  # fmt: skip
-            told = _renumbered(on_row, numbers)
-            done |= dict(zip(numbers, session.run(engine, device, options, told), strict=True))
-    return [done[at] for at in range(len(experiments))]
+                [experiments[at] for at in numbers],
+                [folders[at] for at in numbers],
+                [prepared[n] for n in together],
+                [group.snapshots[n] for n in together] if group.snapshots else [],
+                how.every,
+                how.until,
+            )
+            for event in session.play(how.engine, how.device, how.options):
+                yield event._replace(at=numbers[event.at])
+
+
+def play_all(experiments: Sequence[Experiment], places: Sequence[Path], how: How) -> Iterator[Event]:
+    """Run experiments, each in a folder under its place; those that differ in their seeds alone go in lock-step."""
+    for group in lock_step(experiments, places):
+        for event in play([experiments[at] for at in group], places[group[0]], how):
+            yield event._replace(at=group[event.at])
+
+
+def execute(experiments: Sequence[Experiment], *, out: Path, **how: Any) -> list[dict[str, Any]]:
+    """Run experiments that differ in their seeds alone and return their summaries; `how` are the fields of `How`."""
+    ended = {event.at: event.summary for event in play(experiments, out, How(**how)) if isinstance(event, RunEnded)}
+    return [ended[at] for at in range(len(experiments))]
 
 
 def _one_program(prepared: Sequence[Prepared]) -> list[list[int]]:
@@ -68,10 +85,6 @@ def _one_program(prepared: Sequence[Prepared]) -> list[list[int]]:
         else:
             family.append(at)
     return alike
-
-
-def _renumbered(on_row: Callable[[int, Row], None], numbers: Sequence[int]) -> Callable[[int, Row], None]:
-    return lambda index, row: on_row(numbers[index], row)
 
 
 def in_precision(

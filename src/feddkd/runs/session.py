@@ -2,26 +2,26 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from feddkd.runs import checkpoint
-from feddkd.runs.checkpoint import Snapshot, Writer
-from feddkd.engines.interface import Engine
-from feddkd.engines.select import find_device
-from feddkd.rounds.evaluation import confusions
+from feddkd.engines.interface import EngineFactory
+from feddkd.engines.select import engine_name, find_device
 from feddkd.experiment import Experiment
-from feddkd.runs.signals import Enough, Halt, Halted
+from feddkd.models.weight_files import write_weights
+from feddkd.rounds.loop import Row, Run
+from feddkd.runs import checkpoint
+from feddkd.runs.checkpoint import Writer
 from feddkd.runs.prepare import Prepared
 from feddkd.runs.recorder import Recorder, describe
-from feddkd.rounds.loop import Row, Run
-from feddkd.simulation import DTYPES, Result, simulate_runs
+from feddkd.runs.signals import Enough, Halt, Halted
 from feddkd.runs.summary import summarise
+from feddkd.simulation import DTYPES, Job, Simulation, Snapshot, Start
 
 log = logging.getLogger(__name__)
 
@@ -70,9 +70,33 @@ def _good(folder: Path, digest: str, device: torch.device) -> dict[int, Snapshot
     return found
 
 
+class RunBegun(NamedTuple):
+    """A run has a folder and is about to play its first round."""
+
+    at: int  # its place among the experiments
+    sizes: Sequence[int]  # how many training examples each client has
+
+
+class RoundPlayed(NamedTuple):
+    """A round is over and stands in the record."""
+
+    at: int
+    row: Row
+
+
+class RunEnded(NamedTuple):
+    """A run has played its last round, was finished before, or could not go on."""
+
+    at: int
+    summary: dict[str, Any]
+
+
+Event = RunBegun | RoundPlayed | RunEnded
+
+
 @dataclass
 class Session:
-    """Some experiments on their way together."""
+    """Runs in lock-step with their folders. `play()` is the loop: it records every round and yields what happens."""
 
     experiments: Sequence[Experiment]
     folders: Sequence[Path]
@@ -80,44 +104,39 @@ class Session:
     snapshots: Sequence[Snapshot]
     every: Every
     until: int | None = None  # stop after this round, to go on another time
+    histories: list[list[Row]] = field(default_factory=list)
 
-    def run(
-        self,
-        engine: str,
-        device: str,
-        options: Mapping[str, Any] | None,
-        on_row: Callable[[int, Row], None],
-    ) -> list[dict[str, Any]]:
-        first = self.experiments[0]
-        prepared = self.prepared
+    def play(self, engine: str | EngineFactory, device: str, options: Mapping[str, Any] | None) -> Iterator[Event]:
+        """Play the rounds that remain and yield events; `at` is the place in `experiments`."""
         self.recorders, self.writer = [Recorder(folder) for folder in self.folders], Writer()
         try:
-            with Halt() as halt:
-                runs, facts = simulate_runs(
-                    prepared[0].model, first.parsed_method, [ready.federation for ready in prepared],
-                    [ready.model.start() for ready in prepared],
-                    [experiment.seed for experiment in self.experiments],
-                    rounds=first.rounds, cohort=first.cohort, protocol=first.protocol, engine=engine, device=device,
-                    dtype=DTYPES[first.dtype], options=options, diagnostics=first.diagnostics, delta=first.delta,
-                    resume=self.snapshots, tolerance=first.tolerance,
-                    on_start=lambda: self._open(prepared, engine, find_device(device)),
-                    on_round=lambda rows, snapshots: self._after(rows, snapshots, halt, on_row),
-                    on_end=lambda engine, runs: self._count(prepared, engine, runs),
-                )  # fmt: skip
-            self.writer.wait()
-            return [self._finish(run, facts) for run in runs]
+            with Halt() as halt, Simulation(self.job(), engine, device, options, self.snapshots) as simulation:
+                rounds = simulation.rounds()  # complains now, before anything is written
+                yield from self._open(engine_name(engine), find_device(device))
+                for rows in rounds:
+                    yield from self._record(rows)
+                    self._save_if_due(simulation, halt)
+                self._keep_confusions(simulation)
+                self.writer.wait()
+                for run in simulation.runs:
+                    yield RunEnded(run.index, self._finish(run, simulation.facts))
         except Enough:
-            return [self._stand(at) for at in range(len(self.experiments))]
+            for at in range(len(self.experiments)):
+                yield RunEnded(at, self._stand(at))
         finally:
             self.writer.close()
             for recorder in self.recorders:
                 recorder.close()
 
-    def _open(self, prepared: Sequence[Prepared], engine: str, device: torch.device) -> None:
-        self.histories: list[list[Row]] = []
+    def job(self) -> Job:
+        """Return what the experiments describe: they differ in their seeds alone."""
+        return job(self.experiments, self.prepared)
+
+    def _open(self, engine: str, device: torch.device) -> Iterator[RunBegun]:
+        """Make or reopen all folders, then yield an event for each run."""
         for recorder in self.recorders:
             recorder.take()
-        for experiment, ready, recorder in zip(self.experiments, prepared, self.recorders, strict=True):
+        for experiment, ready, recorder in zip(self.experiments, self.prepared, self.recorders, strict=True):
             manifest = _manifest(experiment, ready, engine, device)
             if self.snapshots:
                 self.histories.append(recorder.go_on(manifest, self.snapshots[0].round))
@@ -126,35 +145,38 @@ class Session:
                 self.histories.append([])
             recorder.keep("partition.json", {"classes": ready.data.labels, "counts": ready.federation.held.tolist()})
         self.last = self.saved = time.perf_counter()
+        for at, ready in enumerate(self.prepared):
+            yield RunBegun(at, ready.federation.sizes)
 
-    def _after(
-        self, rows: dict[int, Row], snapshots: Callable[[], dict[int, Snapshot]], halt: Halt, on_row: Callable[[int, Row], None]
-    ) -> None:
-        """A round has ended: write it down, keep a checkpoint if one is due, stop if somebody asked for it."""
+    def _record(self, rows: Mapping[int, Row]) -> Iterator[RoundPlayed]:
+        """Write the rows of a round, and yield an event for each."""
         now = time.perf_counter()
         for index, row in rows.items():
             self.histories[index].append(row)
             self.recorders[index].row(row, (now - self.last) / len(rows))
-            on_row(index, row)
         self.last = now
-        t = row["round"]
-        more = t < self.experiments[0].rounds
+        for index, row in rows.items():
+            yield RoundPlayed(index, row)
+
+    def _save_if_due(self, simulation: Simulation, halt: Halt) -> None:
+        """Write a checkpoint if one is due; raise Halted or Enough if the runs are to stop here."""
+        t = simulation.round
+        if t >= simulation.job.rounds:
+            return
         enough = self.until is not None and t >= self.until
-        if more and (halt.asked or enough or self.every.due(t, now - self.saved)):
-            self.writer.submit(partial(self._save, snapshots()))
-            self.saved = now
-        if more and (halt.asked or enough):
+        if halt.asked or enough or self.every.due(t, self.last - self.saved):
+            self.writer.submit(partial(self._save, simulation.snapshots()))
+            self.saved = self.last
+        if halt.asked or enough:
             self.writer.wait()
             message = f"stopped after round {t}; the same command goes on from there"
             raise Halted(message, halt.asked) if halt.asked else Enough
 
-    def _count(self, prepared: Sequence[Prepared], engine: Engine, runs: Sequence[Run]) -> None:
-        """The final models' confusion matrices."""
-        states = [(run.index, run.state) for run in runs]
-        found = confusions(engine, states, self.experiments[0].protocol, prepared[0].data.classes)
-        for run, counts in zip(runs, found, strict=True):
-            labels = prepared[run.index].data.labels
-            self.recorders[run.index].keep("confusion.json", {"classes": labels, "counts": counts})
+    def _keep_confusions(self, simulation: Simulation) -> None:
+        """Write the confusion matrices of the final models."""
+        for index, counts in simulation.confusions().items():
+            labels = self.prepared[index].data.labels
+            self.recorders[index].keep("confusion.json", {"classes": labels, "counts": counts})
 
     def _save(self, snapshots: Mapping[int, Snapshot]) -> None:
         for index, snapshot in snapshots.items():
@@ -167,11 +189,15 @@ class Session:
         if run.error is not None:
             recorder.end(str(run.error))
             return {**self._stand(run.index), "ended": str(run.error)}
-        result = Result({**run.state["params"], **run.state["buffers"]}, history, self.prepared[run.index].model)
-        result.save(recorder.folder / "final.safetensors")
+        self._save_model(run)
         summary = {**self._stand(run.index), **summarise(history, experiment.target), "seconds": round(recorder.seconds, 3)}
         recorder.finish(summary, facts)
         return summary
+
+    def _save_model(self, run: Run) -> None:
+        """Write the final global model."""
+        tensors = {**run.state["params"], **run.state["buffers"]}
+        write_weights(self.prepared[run.index].model, tensors, self.folders[run.index] / "final.safetensors")
 
     def _stand(self, index: int) -> dict[str, Any]:
         """Which run it is, and how far it has come."""
@@ -188,4 +214,25 @@ def _manifest(experiment: Experiment, ready: Prepared, engine: str, device: torc
         partition={"digest": ready.split.digest, "sizes": ready.federation.sizes},
         parameters=sum(tensor.numel() for name, tensor in ready.model.net.named_parameters() if tensor.requires_grad),
         **({"constants": ready.model.constants_digest} if ready.model.constants else {}),
+    )
+
+
+def job(experiments: Sequence[Experiment], prepared: Sequence[Prepared]) -> Job:
+    """Return the job of experiments that differ in their seeds alone."""
+    first = experiments[0]
+    starts = [
+        Start(experiment.seed, ready.federation, *ready.model.start())
+        for experiment, ready in zip(experiments, prepared, strict=True)
+    ]
+    return Job(
+        prepared[0].model,
+        first.parsed_method,
+        starts,
+        dtype=DTYPES[first.dtype],
+        rounds=first.rounds,
+        cohort=first.cohort,
+        protocol=first.protocol,
+        tolerance=first.tolerance,
+        diagnostics=first.diagnostics,
+        delta=first.delta,
     )

@@ -2,15 +2,16 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from feddkd.data.batches import Source
 from feddkd.data.federation import SERVER
+from feddkd.engines.client import ALL, answer
 from feddkd.engines.interface import Engine, Order, Reply
-from feddkd.engines.serial import ALL, Serial, answer
+from feddkd.engines.serial import Serial
 from feddkd.method import Batch, Exchange, Fold, Gradient, Method, Phase
 from feddkd.models.functional import Model
 from feddkd.randomness import Key
@@ -34,6 +35,7 @@ class FallsSilent:
 
 @dataclass
 class Silent:
+    remote: ClassVar[bool] = False
     engine: Engine
     after: int
     _keys: dict[tuple[int, Any], list[Key]] = field(default_factory=dict)  # (run, round) -> its exchanges so far

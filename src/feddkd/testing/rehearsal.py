@@ -1,7 +1,7 @@
 """A small federation to try a method on: clients of unequal size and with unlike labels, partial batches, public data."""
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -11,13 +11,14 @@ from feddkd.data.examples import Examples
 from feddkd.data.federation import Federation, assemble
 from feddkd.data.transforms import transform
 from feddkd.engines.interface import Engine
-from feddkd.engines.select import find_engine
-from feddkd.method import Method, World
+from feddkd.engines.select import open_engine
+from feddkd.method import Method
 from feddkd.methods import parse
 from feddkd.models.functional import Model, functional
 from feddkd.rounds.availability import Tolerance
 from feddkd.rounds.evaluation import fitting_protocol
-from feddkd.rounds.loop import Row, Run, play
+from feddkd.rounds.loop import Row
+from feddkd.simulation import Job, Simulation, Start
 from feddkd.tensors import Groups, to
 
 Network = Literal["plain", "batch norm"]
@@ -56,23 +57,22 @@ def rehearse(
     chosen.check_order()
     model = _model(network)
     chosen = dress(chosen.fitted(model))
-    federations = [federation(chosen, seed) for seed in worlds or seeds]
-    starts = [
-        _start(chosen, model, one, world, seed) for one, world, seed in zip(federations, worlds or seeds, seeds, strict=True)
-    ]
-    make = find_engine(engine) if isinstance(engine, str) else engine
-    host = make(model, federations, [memo for _, memo in starts], torch.float64, **options)
-    runs = [Run(at, seed, starts[at][0], has_validation=True) for at, seed in enumerate(seeds)]
+    starts = [_start(chosen, model, world, seed) for world, seed in zip(worlds or seeds, seeds, strict=True)]
     protocol = fitting_protocol(chosen, own_tests=False)
-    try:
-        *_, rows = play(chosen, model, around(host), runs, cohort=cohort, last=rounds, protocol=protocol, tolerance=BARE)
-        if ended := next((run.error for run in runs if run.error), None):
+    job = Job(model, chosen, starts, torch.float64, rounds=rounds, cohort=cohort, protocol=protocol, tolerance=BARE)
+    workers, make = list[Engine](), partial(open_engine, engine, options=options)
+
+    def factory(*parts: Any) -> Engine:
+        workers.append(make(*parts))
+        return around(workers[0])
+
+    with Simulation(job, factory) as simulation:
+        *_, rows = simulation.play(chosen, 1, rounds)
+        if ended := next((run.error for run in simulation.runs if run.error), None):
             raise ended
-        for kind, why in host.facts().get("failed", {}).items():  # the loop took over, which hides what the method does wrong
+        for kind, why in simulation.engine.facts().get("failed", {}).items():  # the loop took over, which hides the mistake
             raise RuntimeError(f"{kind}: {why}")
-        return Played([run.state for run in runs], dict(getattr(host, "memos", {})), rows)
-    finally:
-        host.close()
+        return Played([run.state for run in simulation.runs], dict(getattr(workers[0], "memos", {})), rows)
 
 
 @cache
@@ -87,10 +87,8 @@ def first_weights(network: Network, world: int = 0) -> dict[str, Tensor]:
     return to(_model(network).initial(("init", world))[0], "cpu", torch.float64)
 
 
-def _start(method: Method, model: Model, world: Federation, number: int, seed: int) -> tuple[Groups, Groups]:
-    params, buffers = (to(group, "cpu", torch.float64) for group in model.initial(("init", number)))
-    facts = World(("method", seed), len(world.train), world.classes, len(world.public), CLASSES)
-    return method.start(model, params, buffers, facts)
+def _start(method: Method, model: Model, world: int, seed: int) -> Start:
+    return Start(seed, federation(method, world), *model.initial(("init", world)))
 
 
 def build(network: Network) -> nn.Module:

@@ -7,7 +7,7 @@ the lanes is carried out is a strategy, chosen by timing (strategies.py).
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch.func import vmap
@@ -19,8 +19,8 @@ from feddkd.engines.batched.gradients import Gradients
 from feddkd.engines.batched.lanes import Lane, Store, Tape
 from feddkd.engines.batched.memory import Planner, ran_out
 from feddkd.engines.batched.strategies import Chooser
+from feddkd.engines.client import Memos, gather, restored, retained
 from feddkd.engines.interface import Order, Reply
-from feddkd.engines.serial import Memos, gather, restored, retained
 from feddkd.errors import InputError, choices
 from feddkd.method import Exchange, Fold, Gradient, probing
 from feddkd.models.functional import Model
@@ -42,6 +42,7 @@ class Begun(NamedTuple):
 class Batched:
     """An engine over federations in memory, one for each run, with the memo every client begins with."""
 
+    remote: ClassVar[bool] = False
     model: Model
     federations: Sequence[Federation]
     first_memos: Sequence[Groups]

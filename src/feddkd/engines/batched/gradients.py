@@ -17,10 +17,10 @@ from feddkd.engines.batched.folds import Shapes, shapes, stacked, take
 from feddkd.engines.batched.lanes import Store
 from feddkd.engines.batched.memory import ran_out
 from feddkd.engines.batched.strategies import WAYS, Chooser
+from feddkd.engines.client import gather
 from feddkd.engines.compile.simplify import trimmed
 from feddkd.engines.compile.trace import compiled
 from feddkd.engines.interface import Order
-from feddkd.engines.serial import gather
 from feddkd.method import Collect, Exchange, Gradient
 from feddkd.models.functional import Model
 from feddkd.tensors import Groups, Tensors

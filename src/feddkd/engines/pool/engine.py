@@ -18,10 +18,11 @@ import torch
 
 from feddkd.data.federation import Federation
 from feddkd.data.transforms import Step
+from feddkd.engines.client import ALL, Walk, gather, retained
 from feddkd.engines.compile.step_cache import Practice
 from feddkd.engines.interface import Order, Reply
 from feddkd.engines.pool.workers import Answer, Brief, Crew, Task
-from feddkd.engines.serial import ALL, Serial, Walk, gather, retained
+from feddkd.engines.serial import Serial
 from feddkd.errors import InputError
 from feddkd.method import Exchange, Fold, Phase
 from feddkd.tensors import Groups, combine, stack

@@ -1,6 +1,8 @@
 """Flower's simulation: clients as tasks on a Ray cluster, which may be several machines and several GPUs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from queue import SimpleQueue
+from threading import Thread
 from typing import TypeVar
 
 from flwr.app import Context
@@ -10,24 +12,43 @@ from flwr.simulation import run_simulation
 
 from feddkd.errors import InputError
 
-Result = TypeVar("Result")
+Item = TypeVar("Item")
 
 
-def on_ray(work: Callable[[Grid], Result], app: ClientApp, clients: int, cpus: float, gpus: float) -> Result:
-    """Do some work with a Grid whose nodes, one a client, are Ray's; each task takes so many cores and GPUs."""
-    server, results, failures = ServerApp(), list[Result](), list[BaseException]()
+class _End:
+    """Put in the queue when the simulation is over."""
+
+
+def on_ray(work: Callable[[Grid], Iterator[Item]], app: ClientApp, clients: int, cpus: float, gpus: float) -> Iterator[Item]:
+    """Yield what some work yields on a Grid whose nodes, one a client, are Ray's; a task takes so many cores and GPUs.
+
+    Flower calls the work and returns when it is over, so it gets a thread of its own.
+    """
+    items: SimpleQueue[Item | BaseException | type[_End]] = SimpleQueue()
+    server = ServerApp()
 
     @server.main()
     def main(grid: Grid, context: Context) -> None:
         try:
-            results.append(work(grid))
-        except BaseException as error:  # Flower would log it and go on
-            failures.append(error)
+            for item in work(grid):
+                items.put(item)
+        except BaseException as error:  # Flower would log it and continue
+            items.put(error)
 
-    try:
-        run_simulation(server, app, clients, backend_config={"client_resources": {"num_cpus": cpus, "num_gpus": gpus}})
-    except ImportError as error:
-        raise InputError(f"engine 'flower-sim' needs Ray: pip install 'feddkd[flower-sim]' ({error})") from None
-    if failures:
-        raise failures[0]
-    return results[0]
+    def simulate() -> None:
+        try:
+            run_simulation(server, app, clients, backend_config={"client_resources": {"num_cpus": cpus, "num_gpus": gpus}})
+        except ImportError as error:
+            items.put(InputError(f"engine 'flower-sim' needs Ray: pip install 'feddkd[flower-sim]' ({error})"))
+        except BaseException as error:
+            items.put(error)
+        finally:
+            items.put(_End)
+
+    thread = Thread(target=simulate, daemon=True)
+    thread.start()
+    while (item := items.get()) is not _End:
+        if isinstance(item, BaseException):
+            raise item
+        yield item  # type: ignore[misc]
+    thread.join()

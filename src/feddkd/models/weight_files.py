@@ -1,4 +1,4 @@
-"""Initial weights from what users have: a state dict, a module, or a safetensors file."""
+"""Weights from and for files: a run starts from a state dict, a module or a safetensors file, and writes such a file."""
 
 import hashlib
 from collections.abc import Mapping
@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load
-from torch import nn
+from safetensors.torch import load, save_file
+from torch import Tensor, nn
 
 from feddkd.errors import InputError
 from feddkd.models.functional import Model
+from feddkd.tensors import Tensors, only
 
 Initial = Mapping[str, Any] | nn.Module | Model | str | Path
 
@@ -28,6 +29,14 @@ def with_initial(model: Model, initial: Initial, sha256: str | None = None) -> M
             f"initial must be a state dict, a module or the path of a safetensors file, not {type(initial).__name__}"
         )
     return model.loaded(initial)
+
+
+def write_weights(model: Model, tensors: Tensors, path: Path) -> None:
+    """Write a model as safetensors: its whole state dict, or only these tensors where they are not the whole model."""
+    if tensors.keys() >= model.param_names | model.buffer_names:
+        state = model.state_dict(only(tensors, model.param_names), only(tensors, model.buffer_names))
+        tensors = {key: value for key, value in state.items() if isinstance(value, Tensor)}
+    save_file({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, path)
 
 
 def file_digest(path: str | None) -> str:

@@ -1,0 +1,93 @@
+"""Show runs while they play: bars or lines on standard error, loggers, and a table at the end."""
+
+import json
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from feddkd.cli.console import console
+from feddkd.cli.progress import Bars, title
+from feddkd.engines.select import find_device
+from feddkd.errors import RunError
+from feddkd.experiment import Experiment
+from feddkd.reports.tables import table
+from feddkd.runs.loggers import RunLoggers, check_loggers
+from feddkd.runs.record import find, folder_name
+from feddkd.runs.session import Event, RoundPlayed, RunBegun, RunEnded
+
+IN_JSON = (
+    "digest", "method", "seed", "rounds", "test_accuracy", "best_round", "final_test_accuracy", "communications",
+    "local_steps", "bytes_up", "bytes_down", "epsilon", "delta", "seconds", "selection", "to_target", "ended",
+)  # fmt: skip
+
+
+def show(
+    events: Iterator[Event],
+    experiments: list[Experiment],
+    places: list[Path],
+    *,
+    as_json: bool,
+    device: str = "cpu",
+    log: Sequence[str] = (),
+    until: int | None = None,
+) -> None:
+    """Show events as they come, and the results of all runs at the end. Raise a RunError if a run could not go on."""
+    check_loggers(log)
+    loggers = [RunLoggers(log, *pair) for pair in zip(experiments, places, strict=True)]
+    ended: dict[int, dict[str, Any]] = {}
+    level = logging.WARNING if as_json else logging.INFO
+    with _library_on_stderr(level), Bars(experiments, find_device(device), until) as bars, closing(events):  # type: ignore[type-var]
+        try:
+            for event in events:
+                match event:
+                    case RunBegun(at, sizes):
+                        bars.begin(at, sizes)
+                    case RoundPlayed(at, row):
+                        bars.row(at, row)
+                        loggers[at].row(row)
+                    case RunEnded(at, summary):
+                        ended[at] = summary
+                        loggers[at].close()
+        finally:
+            for one in loggers:
+                one.close()
+    _show_results(experiments, places, [ended[at] for at in range(len(experiments))], as_json)
+
+
+def _show_results(experiments: list[Experiment], places: list[Path], summaries: Sequence[dict[str, Any]], as_json: bool) -> None:
+    folders = [place / folder_name(experiment) for experiment, place in zip(experiments, places, strict=True)]
+    if records := [record for folder in folders for record in find(folder, begun=True) if record.history]:
+        console(stderr=as_json).print(table(records))
+    if as_json:
+        print(json.dumps({"runs": [{key: summary.get(key) for key in IN_JSON} for summary in summaries]}))
+    failed = [
+        f"{title(experiment)}: {summary['ended']}"
+        for experiment, summary in zip(experiments, summaries, strict=True)
+        if "ended" in summary
+    ]
+    if failed:
+        raise RunError(f"{len(failed)} of {len(experiments)} runs could not go on: {'; '.join(failed)}")
+
+
+class _Lines(logging.Handler):
+    """Prints what the library logs on standard error, a line each; above the progress bars, if there are any."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(record.getMessage(), file=sys.stderr)
+
+
+@contextmanager
+def _library_on_stderr(level: int) -> Iterator[None]:
+    """Print what the package logs from this level on."""
+    library, lines = logging.getLogger("feddkd"), _Lines(level)
+    before = library.level
+    library.addHandler(lines)
+    library.setLevel(level)
+    try:
+        yield
+    finally:
+        library.removeHandler(lines)
+        library.setLevel(before)

@@ -1,0 +1,42 @@
+"""What `run`, `resume` and `paper run` do with experiments: forecast them, or run and show them."""
+
+import json
+from pathlib import Path
+
+from feddkd.cli.console import console
+from feddkd.cli.dry_run import LONG, plan, planned
+from feddkd.cli.flower import ray_events
+from feddkd.cli.run_options import RunOptions
+from feddkd.cli.show_runs import show
+from feddkd.experiment import Experiment
+from feddkd.runs.runner import play_all
+
+
+def run_all(
+    experiments: list[Experiment],
+    places: list[Path],
+    options: RunOptions,
+    *,
+    fresh: bool = False,
+    dry: bool = False,
+    until: int | None = None,
+) -> None:
+    """Run experiments as a command's options say, each in a folder under its place, and show the result.
+
+    `dry` only tells what that would take. A long sweep is told about, too, before it starts; not on a GPU, where compiling
+    for the trial may take minutes.
+    """
+    if options.engine == "flower-sim":
+        events = ray_events(experiments, places, options, fresh)
+        return show(events, experiments, places, as_json=options.as_json)
+    experiments, how = options.how(experiments, fresh=fresh, until=until)
+    total = sum(experiment.length(until) for experiment in experiments)
+    if dry or (options.device == "cpu" and total >= LONG):
+        told = plan(experiments, places, how)
+        console(stderr=options.as_json or not dry).print(planned(told))
+        if dry:
+            if options.as_json:
+                print(json.dumps(told))
+            return
+    events = play_all(experiments, places, how)
+    show(events, experiments, places, as_json=options.as_json, device=how.device, log=options.log or (), until=until)
