@@ -3,10 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from types import FunctionType, MethodType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from safetensors.torch import save_file
@@ -20,7 +18,7 @@ from feddkd.data.transforms import transform
 from feddkd.engines import Engine
 from feddkd.engines.opening import FLOWER, find_device, open_engine
 from feddkd.engines.serial import Serial
-from feddkd.errors import InputError, RunError, choices
+from feddkd.errors import InputError, RunError, choices, line_of
 from feddkd.evaluate import Protocol, find_protocol
 from feddkd.method import Method, World
 from feddkd.methods import parse
@@ -32,6 +30,7 @@ from feddkd.privacy import ledger
 from feddkd.rounds import PATIENT, Row, Run, play
 from feddkd.values import Chance, Count, Share, Whole, checked
 
+T = TypeVar("T")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -88,12 +87,12 @@ def simulate(
 ) -> Result:
     """Run a method on clients' data: pairs (x, y) of tensors or arrays, or torch datasets; x as the network takes it.
 
-    A module given as `model` starts from the weights it has; a function without arguments that builds one is called under the
-    seed, so that seeds differ in their first weights. `initial` takes the place of both: a state dict, a module, or the path of
-    a safetensors file. `cohort` is a fraction of the clients (0.5) or a number of them (10). `dtype` is that of the weights
-    unless said. `evaluation` says whose model is judged on what: "global", "client_mean" or "client_pooled"; "auto" asks every
-    client where clients keep tensors of their own. `public` is what the server holds for everybody to see, for the methods that
-    need such data.
+    A module given as `model` starts from the weights it has; a function or class that builds one without arguments is called
+    under the seed, so that seeds differ in their first weights. `initial` takes the place of both: a state dict, a module, or
+    the path of a safetensors file. `cohort` is a fraction of the clients (0.5) or a number of them (10). `dtype` is that of the
+    weights unless said. `evaluation` says whose model is judged on what: "global", "client_mean" or "client_pooled"; "auto" asks
+    every client where clients keep tensors of their own. `public` is what the server holds for everybody to see, for the methods
+    that need such data.
     `diagnostics` adds the theory's quantities (L1', L2', update norms, ...) to every row. `delta` is that of the epsilon which
     methods with noise report, 1 / (10 K) unless said. `availability` says which clients do not answer:
     "random(drop=0.1, late=0.05)", "trace(file='faults.csv')", or `feddkd.availability.listed(rows)`; with fewer than
@@ -237,13 +236,13 @@ def cohort_size(cohort: int | float, clients: int, least: int = 1) -> int:
 
 def _check_fit(model: Model, params: Tensors, buffers: Tensors, federation: Federation, dtype: torch.dtype) -> int:
     """Return how many outputs the network has for an example, one for every label at least; only a call can tell."""
-    x = federation.transform(federation.x[:1], dtype)
+    x = federation.transform(federation.x[:FEW], dtype)
     with torch.no_grad():
         logits = model(params, buffers, x, mode="eval", key=torch.tensor(0, device=x.device)).logits
-    if logits.dim() != 2 or len(logits) != 1 or logits.shape[1] < federation.classes:
+    if logits.shape[1] < federation.classes:
         raise InputError(
-            f"labels go up to {federation.classes - 1}, so logits of {federation.classes} numbers or more are wanted for an "
-            f"example; for one example the network's are of shape {tuple(logits.shape)}"
+            f"labels go up to {federation.classes - 1}, so an example needs {federation.classes} logits or more; the network "
+            f"returns {logits.shape[1]}"
         )
     return int(logits.shape[1])
 
@@ -264,19 +263,26 @@ def _examples(given: Any, whose: str) -> Examples:
 
 
 def _network(given: Any, seed: int) -> Model:
-    if not isinstance(given, Model | nn.Module | FunctionType | MethodType | partial):
+    if not isinstance(given, Model | nn.Module) and not callable(given):
         raise InputError(
-            f"model must be a torch.nn.Module, functional(...) of one, or a function that builds one, not {_kind(given)}"
+            f"model must be a torch.nn.Module, functional(...) of one, or what builds one, a function or class; not "
+            f"{type(given).__name__}"
         )
-    network = functional(given) if isinstance(given, Model | nn.Module) else built(given, ("init", seed))
+    network = functional(given) if isinstance(given, Model | nn.Module) else built(lambda: _called(given), ("init", seed))
     if not network.param_names:
         frozen = "all of them are frozen (requires_grad=False)" if any(True for _ in network.net.parameters()) else "it has none"
         raise InputError(f"model must have parameters to train; of this {type(network.net).__name__} {frozen}")
     return network
 
 
-def _kind(given: Any) -> str:
-    return f"the class {given.__name__}: give {given.__name__}(...)" if isinstance(given, type) else type(given).__name__
+def _called(build: Callable[[], T]) -> T:
+    try:
+        return build()
+    except InputError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}{line_of(error)}"
+        raise InputError(f"the function that builds the network failed: {reason}") from error
 
 
 def _method(given: Any) -> Method:
