@@ -356,7 +356,7 @@ class Closes(Broken):
     def __init__(self) -> None:
         super().__init__()
         out = self.out
-        self.compute = lambda x: out(x)
+        self.compute: Callable[[Tensor], Any] = lambda x: out(x)
 
     def forward(self, x: Tensor) -> Any:
         return self.compute(x)
@@ -407,7 +407,7 @@ class Sums(Broken):
 
 def hooked() -> nn.Module:
     layer = nn.Linear(5, 3)
-    layer.weight.register_hook(lambda slope: 2 * slope)
+    layer.weight.register_hook(lambda slope: 2 * slope)  # type: ignore[no-untyped-call]
     return layer
 
 
@@ -575,6 +575,10 @@ def test_two_random_functions_in_one_call_draw_different_numbers() -> None:
 def test_whole_numbers_are_tokens_and_a_table_of_them_is_told_how_to_come() -> None:
     pairs = data(CASES["transformer encoder"])
     assert simulate(model=seeded(Encoder), clients=pairs, test=pairs[0], method=LOCAL).history
+    beyond = [pairs[0], (pairs[1][0].clone(), pairs[1][1])]
+    beyond[1][0][-1, 2] = 99
+    with pytest.raises(InputError, match=r"\(5,\), whole numbers.*index out of range"):
+        simulate(model=seeded(Encoder), clients=beyond, test=pairs[0], method=LOCAL)
     with pytest.raises(InputError, match="floats"):
         simulate(model=nn.Linear(5, 3), clients=pairs, test=pairs[0], method=LOCAL)
 

@@ -146,6 +146,8 @@ def state(**changes: Tensor | None) -> Mapping[str, Tensor]:
         ({"clients": [(DATA[0][0] * torch.nan, DATA[0][1])]}, "client 0: .*NaN"),
         ({"clients": [(DATA[0][0], DATA[0][1] - 5)]}, "client 0: .*label"),
         ({"clients": [DATA[0], 7]}, "client 1: .*int"),
+        ({"clients": {"ann": DATA[0]}}, "clients must be a list .*dict"),
+        ({"evaluation": ["global"]}, "evaluation"),
         ({"clients": [DATA[0], bare(label=3)]}, r"labels go up to 3.* returns 3"),
         ({"test": bare(label=9)}, "labels go up to 9"),
         ({"test": None}, "test: .*NoneType"),

@@ -99,6 +99,8 @@ def simulate(
     `min_clients` left a round ends. A client whose numbers are not finite is left out (`on_divergence="drop"`), ends the run
     ("stop"), or is not looked for ("continue").
     """
+    if not isinstance(clients, Sequence):
+        raise InputError(f"clients must be a list with the examples of each client, not {type(clients).__name__}")
     federation = assemble(
         [_examples(client, f"client {k}") for k, client in enumerate(clients)],
         _examples(test, "test"),
@@ -213,7 +215,7 @@ def begin(
     for index, (federation, start, seed) in enumerate(zip(there, starts, seeds, strict=True)):
         params, buffers = (to(group, place, dtype) for group in start)
         if index == 0:
-            model = prove(model, params, buffers, federation.transform(federation.x[:FEW], dtype))
+            model = prove(model, params, buffers, federation.transform(_few(federation.x), dtype))
         outputs = _check_fit(model, params, buffers, federation, dtype)
         _check_public(method, federation)
         world = World(("method", seed), len(federation.train), federation.classes, len(federation.public), outputs)
@@ -232,6 +234,13 @@ def cohort_size(cohort: int | float, clients: int, least: int = 1) -> int:
     if size < least:
         raise InputError(f"min_clients is {least}, and a cohort has {size} clients")
     return size
+
+
+def _few(x: Tensor) -> Tensor:
+    """Return the examples to try a network on; of tokens those with the least and the largest, which it may not know."""
+    if x.dtype != torch.int64:
+        return x[:FEW]
+    return x[[int(x.amin(1).argmin()), int(x.amax(1).argmax()), *range(min(FEW - 2, len(x)))]]
 
 
 def _check_fit(model: Model, params: Tensors, buffers: Tensors, federation: Federation, dtype: torch.dtype) -> int:

@@ -171,7 +171,8 @@ def _rrelu(
     draws: KeyedDraws, func: Any, input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, *_: Any
 ) -> Tensor:
     if not training:
-        return func(input, lower, upper, False)
+        straight: Tensor = func(input, lower, upper, False)  # which draws nothing
+        return straight
     slope = lower + (upper - lower) * draws.uniform(input.shape).to(input.dtype)
     return _replaced(func, input, torch.where(input >= 0, input, input * slope))
 

@@ -111,7 +111,8 @@ class Trial:
             return _trial_loss(replace(self, params=params).call(self.x).logits)
 
         try:
-            return grad(loss)(self.params)
+            found: Tensors = grad(loss)(self.params)
+            return found
         except InputError:
             raise
         except Exception as error:
@@ -207,7 +208,8 @@ class Trial:
 
 def _moved(net: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
     """Return the network on a device. Only floating-point tensors change their type; `Module.to` would make complex ones real."""
-    return net.to(device)._apply(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+    net = net.to(device)
+    return net.double() if dtype == torch.float64 else net.float()
 
 
 def _every(net: nn.Module) -> dict[str, Tensor]:
