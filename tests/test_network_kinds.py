@@ -277,6 +277,15 @@ def test_names_that_fit_nothing_and_everything_kept_at_home_are_refused() -> Non
     assert str(private(names="a.*") | private(names="b")) == "private(names='a.*') | private(names='b')"
 
 
+def test_fedma_refuses_tied_layers_and_tensors_that_clients_keep() -> None:
+    net, pairs = nn.Sequential(nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 3)).double(), vectors()
+    with pytest.raises(InputError, match=r"clients keep some tensors: 4\.bias"):
+        simulate(model=net, clients=pairs, test=pairs[0], method="fedma(epochs=1) | private(names='4.bias')")
+    net[2].weight = net[0].weight
+    with pytest.raises(InputError, match=r"share a tensor.*2\.weight"):
+        simulate(model=net, clients=pairs, test=pairs[0], method="fedma(epochs=1)")
+
+
 def test_simulate_takes_an_evaluation() -> None:
     net, pairs = nn.Linear(5, 3).double(), vectors()
     rows = [simulate(model=net, clients=pairs, test=pairs[0], method=LOCAL, evaluation=name).history[0]
