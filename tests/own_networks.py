@@ -254,7 +254,8 @@ class Drops(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = functional.dropout2d(functional.dropout(x, 0.2, self.training), 0.2, self.training)
         x = functional.feature_alpha_dropout(self.conv(x), 0.2, self.training)
-        x = functional.rrelu(x, training=self.training).mean((2, 3))
+        x = functional.rrelu(x, training=self.training)
+        x = functional.rrelu(x, training=self.training, inplace=True).mean((2, 3))
         return self.out(self.alpha(functional.dropout(x, 0.1, self.training, inplace=True)))
 
 

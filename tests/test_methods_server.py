@@ -26,7 +26,7 @@ from feddkd.method import Method, Private, World
 from feddkd.methods import METHODS
 from feddkd.rounds.evaluation import Protocol
 from feddkd.rounds.loop import Run, choose, play
-from feddkd.schedules import Repeat
+from feddkd.spec.schedules import Repeat
 from plain import Plain
 from small import distance
 from test_reference import clients, network

@@ -4,8 +4,10 @@
 
 import copy
 import json
+import math
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
+from torch.utils.checkpoint import checkpoint
 
 from commandline import Feddkd
 from feddkd import InputError, functional, private, simulate
@@ -264,9 +267,23 @@ def test_names_that_fit_nothing_and_everything_kept_at_home_are_refused() -> Non
         simulate(model=net, clients=pairs, test=pairs[0], method=f"{LOCAL} | private(names='nope.*')")
     with pytest.raises(InputError, match="no shared model"):
         simulate(model=net, clients=pairs, test=pairs[0], method=f"{LOCAL} | private(names='*') | dkd()")
+    frozen = nn.Sequential(nn.Linear(5, 5).requires_grad_(False), nn.Linear(5, 3)).double()
+    with pytest.raises(InputError, match="never leave"):
+        simulate(model=frozen, clients=pairs, test=pairs[0], method=f"{LOCAL} | private(names='0.*')")
+    with pytest.raises(InputError, match=r"fedgen.*shared"):
+        simulate(model=net, clients=pairs, test=pairs[0], method="fedgen(epochs=1) | private(names='bias')")
     with pytest.raises(InputError, match="global"):
         simulate(model=net, clients=pairs, test=pairs[0], method=f"{LOCAL} | private(names='bias')", evaluation="global")
     assert str(private(names="a.*") | private(names="b")) == "private(names='a.*') | private(names='b')"
+
+
+def test_fedma_refuses_tied_layers_and_tensors_that_clients_keep() -> None:
+    net, pairs = nn.Sequential(nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 3)).double(), vectors()
+    with pytest.raises(InputError, match=r"clients keep some tensors: 4\.bias"):
+        simulate(model=net, clients=pairs, test=pairs[0], method="fedma(epochs=1) | private(names='4.bias')")
+    net[2].weight = net[0].weight
+    with pytest.raises(InputError, match=r"share a tensor.*2\.weight"):
+        simulate(model=net, clients=pairs, test=pairs[0], method="fedma(epochs=1)")
 
 
 def test_simulate_takes_an_evaluation() -> None:
@@ -335,6 +352,80 @@ class SharesMemory(nn.Module):
         return self.out(self.decode(self.encode(x)))
 
 
+class Lists(Broken):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = [self.out.weight]
+
+    def forward(self, x: Tensor) -> Any:
+        return F.linear(x, self.weights[0])
+
+
+class Closes(Broken):
+    def __init__(self) -> None:
+        super().__init__()
+        out = self.out
+        self.compute: Callable[[Tensor], Any] = lambda x: out(x)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.compute(x)
+
+
+class Clamps(Broken):
+    def forward(self, x: Tensor) -> Any:
+        with torch.no_grad():
+            self.out.weight.clamp_(-0.1, 0.1)
+        return self.out(x)
+
+
+class Checkpoints(Broken):
+    def forward(self, x: Tensor) -> Any:
+        return checkpoint(self.out, x, use_reentrant=False)
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> Tensor:
+        return 2 * ctx.saved_tensors[0] * slopes[0]
+
+
+class Squares(Broken):
+    def forward(self, x: Tensor) -> Any:
+        return Square.apply(self.out(x))  # type: ignore[no-untyped-call]
+
+
+class Rounds(nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        return x.long()
+
+
+class Detaches(nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        return x.detach()
+
+
+class Sums(Broken):
+    def forward(self, x: Tensor) -> Any:
+        return self.out(x).sum()
+
+
+def hooked() -> nn.Module:
+    layer = nn.Linear(5, 3)
+    layer.weight.register_hook(lambda slope: 2 * slope)  # type: ignore[no-untyped-call]
+    return layer
+
+
+def with_buffer(tensor: Tensor, persistent: bool = True) -> nn.Module:
+    layer = nn.Linear(5, 3)
+    layer.register_buffer("seen", tensor, persistent=persistent)
+    return layer
+
+
 def scripted() -> nn.Module:
     return torch.jit.script(nn.Linear(5, 3))
 
@@ -360,10 +451,22 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "changes a constant": (ChangesAConstant, r"buffer 'seen'"),
     "a tuple": (ReturnsATuple, r"tuple of 2.*output="),
     "a bug of its own": (HasABug, r"division.*test_network_kinds\.py, line \d+"),
-    "the class itself": (Broken, r"give Broken\(\.\.\.\)"),
+    "no module": (lambda: "mlp", r"not str"),
     "a builder that returns no module": (lambda: (lambda: 3), r"must return a torch\.nn\.Module"),
+    "a builder that fails": (lambda: (lambda: 1 // 0), r"builds the network failed.*test_network_kinds\.py, line \d+"),
+    "a parameter in a list": (Lists, r"'out\.weight' from a list"),
+    "a layer in a closure": (Closes, r"'out\.(weight|bias)' from a list, a dict or a function"),
+    "changes a parameter": (Clamps, r"changes its parameter 'out\.weight'"),
+    "changes its input": (lambda: nn.Sequential(nn.ReLU(inplace=True), nn.Linear(5, 3)), "changes its input in place"),
+    "a hook on a tensor": (hooked, r"'weight' has a hook"),
+    "checkpointing": (Checkpoints, "gradient of this network.*checkpointing"),
+    "a function without setup_context": (Squares, r"gradient of this network.*setup_context"),
+    "a complex buffer": (lambda: with_buffer(torch.ones(5, dtype=torch.complex64)), r"buffer 'seen' is complex"),
+    "logits of whole numbers": (lambda: nn.Sequential(nn.Linear(5, 3), Rounds()), r"logits must be.*torch\.int64"),
+    "one number for a batch": (Sums, r"logits must be.*of shape \(\)"),
+    "outputs that nothing trains": (lambda: nn.Sequential(nn.Linear(5, 3), Detaches()), "gradient cannot be computed"),
     "wrong input": (lambda: nn.Linear(7, 3), r"cannot read examples of shape \(5,\)"),
-    "too few outputs": (lambda: nn.Linear(5, 2), r"\(1, 2\)"),
+    "too few outputs": (lambda: nn.Linear(5, 2), r"3 logits or more.* returns 2"),
 }  # fmt: skip
 
 
@@ -373,9 +476,34 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 def test_what_cannot_be_computed_is_refused_by_name(what: str) -> None:
     build, says = REFUSED[what]
     pairs = [(x.float(), y) for x, y in vectors()]
-    given = build if what == "the class itself" else build()
     with pytest.raises(InputError, match=says):
-        simulate(model=given, clients=pairs, test=pairs[0], method=LOCAL)
+        simulate(model=build(), clients=pairs, test=pairs[0], method=LOCAL)
+
+
+def test_a_class_and_any_other_callable_that_builds_a_network_is_called_under_the_seed() -> None:
+    pairs = [(x.float(), y) for x, y in vectors()]
+    forms: list[Any] = [Broken, lambda: Broken(), partial(Broken), type("Maker", (), {"__call__": lambda self: Broken()})()]
+    ends = [simulate(model=form, clients=pairs, test=pairs[0], method=LOCAL, seed=3).params for form in forms]
+    assert all(torch.equal(end["out.weight"], ends[0]["out.weight"]) for end in ends)
+
+
+def test_constants_may_be_complex() -> None:
+    class Rotates(nn.Module):
+        """As rotary positions do."""
+
+        turns: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = nn.Linear(4, 3)
+            self.register_buffer("turns", torch.polar(torch.ones(2), torch.arange(2.0)), persistent=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            turned = torch.view_as_complex(x[:, :4].contiguous().reshape(-1, 2, 2)) * self.turns
+            return self.out(torch.view_as_real(turned).flatten(1))
+
+    for dtype in ("float32", "float64"):
+        assert simulate(model=Rotates(), clients=vectors(), test=vectors()[0], method=LOCAL, dtype=dtype).history
 
 
 def test_the_wrong_initial_state_is_refused_by_name(tmp_path: Path) -> None:
@@ -390,6 +518,10 @@ def test_the_wrong_initial_state_is_refused_by_name(tmp_path: Path) -> None:
     assert "int" in says(3)
     assert "'bias'" in says(nn.Linear(5, 3, bias=False))
     assert "meta" in says(nn.Linear(5, 3, device="meta"))
+    assert "never called" in says(nn.LazyLinear(3))
+    ones = torch.ones(3)
+    for wrong in (math.nan * ones, ones.long(), ones.bool(), 1j * ones, ones.to_sparse()):
+        assert "'bias'" in says({**net.state_dict(), "bias": wrong})
     (tmp_path / "x.safetensors").write_bytes(b"nothing")
     assert "safetensors" in says(tmp_path / "x.safetensors")
 
@@ -452,6 +584,10 @@ def test_two_random_functions_in_one_call_draw_different_numbers() -> None:
 def test_whole_numbers_are_tokens_and_a_table_of_them_is_told_how_to_come() -> None:
     pairs = data(CASES["transformer encoder"])
     assert simulate(model=seeded(Encoder), clients=pairs, test=pairs[0], method=LOCAL).history
+    beyond = [pairs[0], (pairs[1][0].clone(), pairs[1][1])]
+    beyond[1][0][-1, 2] = 99
+    with pytest.raises(InputError, match=r"\(5,\), whole numbers.*index out of range"):
+        simulate(model=seeded(Encoder), clients=beyond, test=pairs[0], method=LOCAL)
     with pytest.raises(InputError, match="floats"):
         simulate(model=nn.Linear(5, 3), clients=pairs, test=pairs[0], method=LOCAL)
 

@@ -53,7 +53,7 @@ def test_what_we_started_ends_with_us_even_if_we_are_killed(tmp_path: Path) -> N
     code = f"""
 import sys, time
 from pathlib import Path
-from feddkd.engines.flower.processes import Processes
+from feddkd.flower.deployment.processes import Processes
 processes = Processes(Path({str(tmp_path)!r}))
 processes.start("child", {SLEEPER!r})
 print(processes.running["child"].pid, flush=True)

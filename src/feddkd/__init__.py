@@ -39,7 +39,10 @@ from feddkd.methods import server_adam as server_adam
 from feddkd.methods import server_momentum as server_momentum
 from feddkd.methods import server_yogi as server_yogi
 from feddkd.models.functional import functional as functional
+from feddkd.old_paths import install as _install_old_paths
 from feddkd.version import __version__ as __version__
+
+_install_old_paths()
 
 __all__ = [
     "METHODS", "ClientError", "DivergedError", "Experiment", "InputError", "NobodyAnsweredError", "Result",

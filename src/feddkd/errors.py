@@ -1,5 +1,6 @@
 """What can go wrong and is worth a name: the user's input, a client, a run."""
 
+import traceback
 from collections.abc import Iterable
 
 
@@ -26,3 +27,10 @@ class DivergedError(RunError):
 def choices(names: Iterable[str]) -> str:
     """The right answers, for the end of an error line."""
     return ", ".join(sorted(names))
+
+
+def line_of(error: BaseException) -> str:
+    """Return where in the user's own code an error was raised, for the end of a message."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if "/torch/" not in frame.filename and "/feddkd/" not in frame.filename]
+    return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""

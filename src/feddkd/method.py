@@ -20,7 +20,7 @@ from feddkd.data.batches import Reads
 from feddkd.errors import InputError, choices
 from feddkd.models.functional import Model
 from feddkd.randomness import Key
-from feddkd.schedules import ONCE, Repeat, Schedule
+from feddkd.spec.schedules import ONCE, Repeat, Schedule
 from feddkd.spec.registry import Spelled
 from feddkd.tensors import Groups, Tensors, only, without
 
@@ -258,7 +258,9 @@ def _matching(pattern: str, model: Model) -> frozenset[str]:
         raise InputError(
             f"no tensor of the network is called {pattern!r}; there are: {choices(some)}{', ...' * (len(some) == 20)}"
         )
-    return frozenset(found) - tensors.constants
+    if not (kept := frozenset(found) - tensors.constants):
+        raise InputError(f"{pattern!r} names only tensors that never leave a client anyway: frozen or not saved in state_dict()")
+    return kept
 
 
 def _in_stored_order(phase: Phase) -> Phase:

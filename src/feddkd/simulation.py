@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import torch
+from torch import Tensor
 
 from feddkd.data.federation import Federation, together
 from feddkd.engines.interface import Engine, EngineFactory
@@ -195,7 +196,7 @@ def begin(job: Job, device: torch.device) -> Begun:
     for index, (start, federation) in enumerate(zip(job.starts, federations, strict=True)):
         params, buffers = (to(group, device, job.dtype) for group in (start.params, start.buffers))
         if index == 0:
-            model = prove(model, params, buffers, federation.transform(federation.x[:FEW], job.dtype))
+            model = prove(model, params, buffers, federation.transform(_few(federation.x), job.dtype))
         outputs = _check_fit(model, params, buffers, federation, job.dtype)
         _check_public(job.method, federation)
         world = World(("method", start.seed), len(federation.train), federation.classes, len(federation.public), outputs)
@@ -205,15 +206,22 @@ def begin(job: Job, device: torch.device) -> Begun:
     return Begun(model, federations, runs, memos)
 
 
+def _few(x: Tensor) -> Tensor:
+    """Return the examples to try a network on; of tokens those with the least and the largest, which it may not know."""
+    if x.dtype != torch.int64:
+        return x[:FEW]
+    return x[[int(x.amin(1).argmin()), int(x.amax(1).argmax()), *range(min(FEW - 2, len(x)))]]
+
+
 def _check_fit(model: Model, params: Tensors, buffers: Tensors, federation: Federation, dtype: torch.dtype) -> int:
     """Return how many outputs the network has for an example, one for every label at least; only a call can tell."""
-    x = federation.transform(federation.x[:1], dtype)
+    x = federation.transform(federation.x[:FEW], dtype)
     with torch.no_grad():
         logits = model(params, buffers, x, mode="eval", key=torch.tensor(0, device=x.device)).logits
-    if logits.dim() != 2 or len(logits) != 1 or logits.shape[1] < federation.classes:
+    if logits.shape[1] < federation.classes:
         raise InputError(
-            f"labels go up to {federation.classes - 1}, so logits of {federation.classes} numbers or more are wanted for an "
-            f"example; for one example the network's are of shape {tuple(logits.shape)}"
+            f"labels go up to {federation.classes - 1}, so an example needs {federation.classes} logits or more; the network "
+            f"returns {logits.shape[1]}"
         )
     return int(logits.shape[1])
 

@@ -1,9 +1,7 @@
 """`simulate`: a whole run in one call, on data in memory."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from types import FunctionType, MethodType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -12,7 +10,7 @@ from feddkd.api.result import Result
 from feddkd.data.examples import Examples, examples
 from feddkd.data.federation import assemble
 from feddkd.data.transforms import transform
-from feddkd.errors import InputError, choices
+from feddkd.errors import InputError, choices, line_of
 from feddkd.method import Method
 from feddkd.methods import parse
 from feddkd.models.functional import Model, built, functional
@@ -22,6 +20,8 @@ from feddkd.rounds.evaluation import find_protocol
 from feddkd.simulation import DTYPES, Job, Simulation, Start
 from feddkd.spec.types import Chance, Count, Whole, checked
 from feddkd.tensors import Tensors
+
+T = TypeVar("T")
 
 
 def simulate(
@@ -48,18 +48,20 @@ def simulate(
 ) -> Result:
     """Run a method on clients' data: pairs (x, y) of tensors or arrays, or torch datasets; x as the network takes it.
 
-    A module given as `model` starts from the weights it has; a function without arguments that builds one is called under the
-    seed, so that seeds differ in their first weights. `initial` takes the place of both: a state dict, a module, or the path of
-    a safetensors file. `cohort` is a fraction of the clients (0.5) or a number of them (10). `dtype` is that of the weights
-    unless said. `evaluation` says whose model is judged on what: "global", "client_mean" or "client_pooled"; "auto" asks every
-    client where clients keep tensors of their own. `public` is what the server holds for everybody to see, for the methods that
-    need such data.
+    A module given as `model` starts from the weights it has; a function or class that builds one without arguments is called
+    under the seed, so that seeds differ in their first weights. `initial` takes the place of both: a state dict, a module, or
+    the path of a safetensors file. `cohort` is a fraction of the clients (0.5) or a number of them (10). `dtype` is that of the
+    weights unless said. `evaluation` says whose model is judged on what: "global", "client_mean" or "client_pooled"; "auto" asks
+    every client where clients keep tensors of their own. `public` is what the server holds for everybody to see, for the methods
+    that need such data.
     `diagnostics` adds the theory's quantities (L1', L2', update norms, ...) to every row. `delta` is that of the epsilon which
     methods with noise report, 1 / (10 K) unless said. `availability` says which clients do not answer:
     "random(drop=0.1, late=0.05)", "trace(file='faults.csv')", or `feddkd.rounds.availability.listed(rows)`; with fewer than
     `min_clients` left a round ends. A client whose numbers are not finite is left out (`on_divergence="drop"`), ends the run
     ("stop"), or is not looked for ("continue").
     """
+    if not isinstance(clients, Sequence):
+        raise InputError(f"clients must be a list with the examples of each client, not {type(clients).__name__}")
     federation = assemble(
         [_examples(client, f"client {k}") for k, client in enumerate(clients)],
         _examples(test, "test"),
@@ -101,19 +103,26 @@ def _examples(given: Any, whose: str) -> Examples:
 
 
 def _network(given: Any, seed: int) -> Model:
-    if not isinstance(given, Model | nn.Module | FunctionType | MethodType | partial):
+    if not isinstance(given, Model | nn.Module) and not callable(given):
         raise InputError(
-            f"model must be a torch.nn.Module, functional(...) of one, or a function that builds one, not {_kind(given)}"
+            f"model must be a torch.nn.Module, functional(...) of one, or what builds one, a function or class; not "
+            f"{type(given).__name__}"
         )
-    network = functional(given) if isinstance(given, Model | nn.Module) else built(given, ("init", seed))
+    network = functional(given) if isinstance(given, Model | nn.Module) else built(lambda: _called(given), ("init", seed))
     if not network.param_names:
         frozen = "all of them are frozen (requires_grad=False)" if any(True for _ in network.net.parameters()) else "it has none"
         raise InputError(f"model must have parameters to train; of this {type(network.net).__name__} {frozen}")
     return network
 
 
-def _kind(given: Any) -> str:
-    return f"the class {given.__name__}: give {given.__name__}(...)" if isinstance(given, type) else type(given).__name__
+def _called(build: Callable[[], T]) -> T:
+    try:
+        return build()
+    except InputError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}{line_of(error)}"
+        raise InputError(f"the function that builds the network failed: {reason}") from error
 
 
 def _method(given: Any) -> Method:

@@ -88,7 +88,7 @@ def _tensor(value: Any, what: str) -> Tensor:
 
 def _checked(x: Tensor, y: Tensor, domain: Tensor | None = None) -> Examples:
     if x.ndim < 2 or 0 in x.shape:
-        raise InputError(f"examples must be of shape (N, ...), images of shape (N, C, H, W), and not empty; not {tuple(x.shape)}")
+        raise InputError(f"examples must be of shape (N, features) or (N, C, H, W), say, and not empty; not {tuple(x.shape)}")
     tokens = x.dtype in (torch.int8, torch.int16, torch.int32, torch.int64) and x.ndim == 2
     if x.dtype != torch.uint8 and not x.is_floating_point() and not tokens:
         raise InputError(

@@ -23,6 +23,8 @@ ENGINES: Mapping[str, Callable[..., Engine]] = {"serial": Serial, "batched": Bat
 
 def find_engine(name: str) -> Callable[..., Engine]:
     """Return the engine class with this name; raise an InputError if there is none."""
+    if name.startswith("flower"):
+        raise InputError(f"engine {name!r} runs inside a federation: feddkd flower up FILE.toml starts one on this machine")
     if name not in ENGINES:
         raise InputError(f"unknown engine {name!r}; there are: {choices(('auto', *ENGINES))}")
     return ENGINES[name]

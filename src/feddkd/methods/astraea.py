@@ -23,7 +23,7 @@ from feddkd.method import Batch, Collect, Fold, Method, Part, Phase, World
 from feddkd.methods.local import Local, local_training
 from feddkd.methods.registry import METHODS
 from feddkd.models.functional import Model
-from feddkd.schedules import Repeat
+from feddkd.spec.schedules import Repeat
 from feddkd.spec.types import Count
 from feddkd.tensors import Groups, Tensors, combine, weighted_mean
 

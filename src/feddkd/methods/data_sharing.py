@@ -14,7 +14,7 @@ from feddkd.method import Method
 from feddkd.methods.aggregation import Gathering
 from feddkd.methods.local import Local, Variant, local_training
 from feddkd.methods.registry import METHODS
-from feddkd.schedules import Repeat
+from feddkd.spec.schedules import Repeat
 from feddkd.spec.types import Whole
 
 

@@ -30,7 +30,7 @@ from feddkd.methods.aggregation import PLAINLY, Gathering, gathered
 from feddkd.methods.losses import Divergence, distillation, reverse_distillation, squared_distance
 from feddkd.methods.registry import METHODS
 from feddkd.models.functional import Mode, Model
-from feddkd.schedules import Rate, Repeat, Schedule
+from feddkd.spec.schedules import Rate, Repeat, Schedule
 from feddkd.spec.types import Count, Momentum, Positive, Whole
 from feddkd.tensors import Groups, Tensors, add, add_at_once, combine, only, zeros
 

@@ -30,7 +30,7 @@ from feddkd.methods.losses import cross_entropy, distillation
 from feddkd.methods.optimisers import Optimiser, adam, clip_norm, sgd
 from feddkd.methods.registry import METHODS
 from feddkd.models.functional import Model, Output
-from feddkd.schedules import Rate
+from feddkd.spec.schedules import Rate
 from feddkd.spec.types import Count, Positive
 from feddkd.tensors import Groups, Tensors
 

@@ -34,7 +34,7 @@ from feddkd.methods.optimisers import Optimiser, adam
 from feddkd.methods.registry import METHODS
 from feddkd.models.functional import Mode, Model, Output, functional
 from feddkd.randomness import uniform
-from feddkd.schedules import Rate
+from feddkd.spec.schedules import Rate
 from feddkd.spec.types import Count, NonNegative, Positive
 from feddkd.tensors import Groups, Tensors, only, to
 
@@ -105,9 +105,10 @@ def _open(optimiser: Optimiser, noise: int, hidden: int, model: Model, state: Gr
         raise InputError("fedgen makes inputs for the last linear layer, and this network has no linear layer")
     head = model.net.get_submodule(model.head)
     assert isinstance(head, nn.Linear)
-    if not {f"{model.head}.{own}".removeprefix(".") for own, _ in head.named_parameters()} <= model.param_names:
+    if not {f"{model.head}.{own}".removeprefix(".") for own, _ in head.named_parameters()} <= state["params"].keys():
         raise InputError(
-            f"fedgen takes the head {model.head!r} of every client, so it must be trained and not tied to another layer"
+            f"fedgen takes the head {model.head!r} of every client, so it must be trained, shared by the clients and not tied to "
+            "another layer"
         )
     if head.out_features != world.outputs:
         raise InputError(f"fedgen makes inputs for the last layer, and {model.head!r}, the network's head, is not its last")

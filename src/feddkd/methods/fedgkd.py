@@ -22,7 +22,7 @@ from feddkd.methods.local import Local, Variant, hold_private, local_training
 from feddkd.methods.losses import distillation
 from feddkd.methods.registry import METHODS
 from feddkd.models.functional import Model, Output
-from feddkd.schedules import Rate
+from feddkd.spec.schedules import Rate
 from feddkd.spec.types import Count, NonNegative, Positive
 from feddkd.tensors import Groups, Tensors, combine, only, weighted_mean
 

@@ -24,7 +24,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from feddkd.method import Batch, Collect, Fold, Method, Part, Phase
+from feddkd.errors import InputError, choices
+from feddkd.method import Batch, Collect, Fold, Method, Part, Phase, World
 from feddkd.methods.local import Local, local_training
 from feddkd.methods.registry import METHODS
 from feddkd.methods.unit_matching import matched_average
@@ -96,7 +97,14 @@ def _phase(local: Phase, stage: Stage, server: "partial[Groups]") -> Phase:
         parts=None if begun else partial(_hand_out, stage),
         needs=frozenset() if begun else frozenset({"model"}),
         unfolds=None,
+        opens=_check_shared,
     )
+
+
+def _check_shared(model: Model, state: Groups, world: World) -> Groups:
+    if kept := model.param_names - state["params"].keys():
+        raise InputError(f"fedma matches the units of whole models, and clients keep some tensors: {choices(kept)}")
+    return {}
 
 
 # --- the client's half: local training, with some layers held

@@ -18,7 +18,7 @@ from feddkd.methods.aggregation import PLAINLY, Gathering, gathered
 from feddkd.methods.losses import Term, cross_entropy
 from feddkd.methods.optimisers import Optimiser, adam, sgd
 from feddkd.models.functional import Model, Output
-from feddkd.schedules import Rate, Schedule
+from feddkd.spec.schedules import Rate, Schedule
 from feddkd.spec.types import Count, Momentum, NonNegative, Positive
 from feddkd.tensors import Groups, Tensors
 

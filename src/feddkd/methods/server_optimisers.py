@@ -20,7 +20,7 @@ from feddkd.method import Method, Phase, World
 from feddkd.methods.optimisers import Optimiser, adam, adaptive, sgd
 from feddkd.methods.registry import METHODS
 from feddkd.models.functional import Model
-from feddkd.schedules import Rate
+from feddkd.spec.schedules import Rate
 from feddkd.spec.types import Momentum, NonNegative, Positive
 from feddkd.tensors import Groups, Tensors, add
 

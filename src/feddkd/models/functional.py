@@ -8,6 +8,7 @@ may loop, vmap, compile or capture the call. What cannot be wrapped is refused w
 import copy
 import hashlib
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from torch.nn.parameter import is_lazy
 
 from feddkd.errors import InputError
 from feddkd.models.keyed_draws import KeyedDraws, announce_dropout
@@ -39,8 +41,11 @@ class Output(NamedTuple):
     buffers: dict[str, Tensor]
 
 
-class _Tap:
-    """What flows beside the tensors during one call: the features on their way out, random draws on their way in."""
+class _Tap(threading.local):
+    """What flows beside the tensors during one call: the features on their way out, random draws on their way in.
+
+    Every thread has its own, so that several may call one model at a time.
+    """
 
     features: Tensor | None = None
     draws: KeyedDraws | None = None
@@ -274,10 +279,20 @@ def _tensors(net: nn.Module, names: Inventory) -> dict[str, Tensor]:
 def _check_tensor(key: str, given: Any, own: Tensor) -> None:
     if not isinstance(given, Tensor):
         raise InputError(f"initial {key!r} must be a tensor, not {type(given).__name__}")
+    if is_lazy(given) or given.device.type == "meta":
+        raise InputError(f"initial {key!r} has no numbers: it is on the meta device, or in a layer that was never called")
     if given.shape != own.shape:
         raise InputError(f"initial {key!r} has shape {tuple(given.shape)}, the model's has {tuple(own.shape)}")
-    if given.device.type == "meta":
-        raise InputError(f"initial {key!r} is on the meta device and has no numbers")
+    if _kind(given) != _kind(own):
+        raise InputError(f"initial {key!r} must be {_kind(own)}, as the model's is; not {_kind(given)}")
+    if isinstance(own, nn.Parameter) and own.requires_grad and not bool(given.isfinite().all()):
+        raise InputError(f"initial {key!r} holds NaN or infinite values")
+
+
+def _kind(tensor: Tensor) -> str:
+    """Return in words what must not change when numbers take the place of others."""
+    numbers = "floating-point" if tensor.is_floating_point() else "complex" if tensor.is_complex() else "whole or boolean"
+    return f"a {'dense' if tensor.layout == torch.strided else 'sparse'} tensor of {numbers} numbers"
 
 
 def _chosen(found: Any, output: Choice) -> Any:

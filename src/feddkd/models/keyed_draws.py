@@ -171,9 +171,10 @@ def _rrelu(
     draws: KeyedDraws, func: Any, input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, *_: Any
 ) -> Tensor:
     if not training:
-        return nn.functional.leaky_relu(input, (lower + upper) / 2)
+        straight: Tensor = func(input, lower, upper, False)  # which draws nothing
+        return straight
     slope = lower + (upper - lower) * draws.uniform(input.shape).to(input.dtype)
-    return torch.where(input >= 0, input, input * slope)
+    return _replaced(func, input, torch.where(input >= 0, input, input * slope))
 
 
 def _made(numbers: Tensor, kind: Any = None, **kwargs: Any) -> Tensor:
@@ -264,7 +265,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("feature_alpha_dropout", "feature_alpha_dropout_"), partial(_alpha_dropout, shape=channels)),
     **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), _recurrent),
     "scaled_dot_product_attention": _attention,
-    "rrelu": _rrelu,
+    **dict.fromkeys(("rrelu", "rrelu_"), _rrelu),
     "rand": _rand,
     "randn": _randn,
     "rand_like": _rand_like,

@@ -115,6 +115,9 @@ def _complete(net: nn.Module, layers: list[Layer]) -> tuple[Layer, ...]:
     known = {name for layer in layers for name in layer.names}
     if frozen := {name for name, tensor in net.named_parameters() if not tensor.requires_grad}:
         raise InputError(f"units of frozen layers cannot be matched: {choices(frozen)}")
+    once = {name for name, _ in net.named_parameters()}
+    if tied := {name for name, _ in net.named_parameters(remove_duplicate=False)} - once:
+        raise InputError(f"units of layers that share a tensor cannot be matched: {choices(tied)}")
     if left := {name for name in net.state_dict() if name not in known}:
         raise InputError(f"tensors that belong to no full or convolutional layer cannot be matched: {choices(left)}")
     return tuple(layers)

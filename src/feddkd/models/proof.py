@@ -1,25 +1,27 @@
 """A proof, on a few examples, that a network's functional form computes what the network itself computes.
 
-Before anything runs, both are called in evaluation mode and in training mode, with the same draws. What differs, what draws by a
-generator instead of the key, and what changes although it should be constant is refused by name.
+Before anything runs, both are called in evaluation mode and in training mode, with the same draws, and their gradients are
+compared. What differs, what draws by a generator instead of the key, and what changes although it should be constant is refused
+by name.
 """
 
 import copy
 import random
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.func import grad
 
-from feddkd.errors import InputError
+from feddkd.errors import InputError, line_of
 from feddkd.models.functional import Mode, Model, Output
 from feddkd.models.keyed_draws import keyed
+from feddkd.models.strays import NoStrays
 from feddkd.tensors import Tensors
 
 FEW = 4  # examples
@@ -30,16 +32,18 @@ WORDS: dict[Mode, str] = {"eval": "in evaluation mode", "train": "in training mo
 
 def prove(model: Model, params: Tensors, buffers: Tensors, x: Tensor) -> Model:
     """Return the model once the proof holds, with what was learnt of it; raise an InputError otherwise. x: a few examples."""
-    net = copy.deepcopy(model.net)
-    net.load_state_dict(model.state_dict(params, buffers))
-    dtype = next(tensor.dtype for tensor in params.values())
+    state, dtype = model.state_dict(params, buffers), next(tensor.dtype for tensor in params.values())
+    net = _moved(copy.deepcopy(model.net), x.device, dtype)
     x = x[:FEW] if len(x) > 1 else torch.cat([x, x])  # batch norm wants two examples
     key = torch.tensor(12345, device=x.device)
     couples, reaches_head = model.couples, False
     with torch.no_grad():
         for mode in WORDS:
-            trial = Trial(model, params, buffers, net.to(x.device, dtype), x, key, mode)
+            trial = Trial(model, params, buffers, net, x, key, mode)
+            net.load_state_dict(state)
             found = trial.check()
+            net.load_state_dict(state)
+            trial.check_gradient()
             couples = couples or trial.couples(found)
             reaches_head = found.features is not found.logits
     return replace(model, couples=couples, head=model.head if reaches_head else None)
@@ -74,9 +78,49 @@ class Trial:
         for name in sorted(found.buffers):
             if not _close(expected.buffers[name], found.buffers[name]):
                 self._refuse(f"the network changes its buffer {name!r} in a way that cannot be followed")
-        if not _same(found.logits, self.call(self.x).logits):
+        with NoStrays(self.params):
+            again = self.call(self.x)
+        if not _same(found.logits, again.logits):
             self._refuse("the network gives other outputs when it is called again: it keeps a state outside its tensors")
         return found
+
+    def check_gradient(self) -> None:
+        """Raise an InputError if the functional form's gradient is not the module's."""
+        expected = self._expected_gradient()
+        found = self._found_gradient() if expected else {}
+        largest = max((float(slope.abs().max()) for slope in expected.values() if slope.numel()), default=0.0)
+        for name in sorted(found):
+            if not _close(expected[name], found[name], least=1e-2 * largest):
+                self._refuse(f"the gradient of {name!r} as a function of the network's tensors is not the module's")
+
+    def _expected_gradient(self) -> dict[str, Tensor]:
+        """Return the module's gradient; an empty dict if it has none in evaluation mode, where not every method wants one."""
+        self.net.zero_grad()
+        try:
+            with torch.enable_grad(), keyed(self.net, self.key):
+                _trial_loss(self.model.logits(self.net(self.x.clone()))).backward()  # type: ignore[no-untyped-call]
+        except Exception as error:
+            if self.mode == "eval":
+                return {}
+            self._refuse(f"the network's gradient cannot be computed: {_first_sentence(error)}{line_of(error)}")
+        trained = {name: weight for name, weight in self.net.named_parameters() if weight.requires_grad}
+        return {name: torch.zeros_like(w) if w.grad is None else w.grad.to_dense() for name, w in trained.items()}
+
+    def _found_gradient(self) -> Tensors:
+        def loss(params: Tensors) -> Tensor:
+            return _trial_loss(replace(self, params=params).call(self.x).logits)
+
+        try:
+            found: Tensors = grad(loss)(self.params)
+            return found
+        except InputError:
+            raise
+        except Exception as error:
+            self._refuse(
+                f"torch.func cannot compute the gradient of this network: {_first_sentence(error)}{line_of(error)}",
+                "leave out checkpointing, backward hooks, packed sequences, torch.autograd.grad in forward, and an "
+                "autograd.Function without setup_context()",
+            )
 
     def couples(self, found: Output) -> bool:
         """Return whether one more example in the batch changes what comes out for the others, or what buffers become."""
@@ -90,24 +134,41 @@ class Trial:
     def _expected(self) -> Output:
         """Return what the module computes; raise an InputError if it cannot, or changes what must stay."""
         self.net.train(self.mode == "train")
-        before = {name: tensor.clone() for name, tensor in self.net.named_buffers()}
+        before, x = {name: tensor.clone() for name, tensor in _every(self.net).items()}, self.x.clone()
         try:
             with keyed(self.net, self.key):
-                logits = self.model.logits(self.net(self.x))
+                logits = self.model.logits(self.net(x))
         except InputError:
             raise
         except Exception as error:
             whole = "" if self.x.is_floating_point() else ", whole numbers (tokens; give a table of numbers as floats)"
-            self._refuse(f"the network cannot read examples of shape {tuple(self.x.shape[1:])}{whole}: {error}{_line(error)}")
+            self._refuse(f"the network cannot read examples of shape {tuple(self.x.shape[1:])}{whole}: {error}{line_of(error)}")
+        self._check_logits(logits)
+        if not _same(x, self.x):
+            self._refuse("the network changes its input in place", "let forward begin with x = x.clone()")
+        self._check_changes(before)
         after = dict(self.net.named_buffers())
-        for name in sorted(after):
-            constant = self.model.tensors.slots[name] in self.model.tensors.constants
-            if not _same(before[name], after[name]) and (self.mode == "eval" or constant):
-                why = "it is not saved (persistent=False), so it must stay as it is" if constant else "it must stay as it is then"
-                self._refuse(f"the network changes its buffer {name!r}", why)
         return Output(logits, logits, {name: after[name].clone() for name in self.model.buffer_names})
 
-    def _refuse(self, what: str, why: str = "") -> None:
+    def _check_logits(self, logits: Tensor) -> None:
+        if logits.dim() != 2 or len(logits) != len(self.x) or not logits.is_floating_point():
+            self._refuse(
+                f"logits must be floating-point numbers of shape (N, classes); for N = {len(self.x)} examples the network's are "
+                f"{logits.dtype} of shape {tuple(logits.shape)}"
+            )
+
+    def _check_changes(self, before: Tensors) -> None:
+        """Raise an InputError if the module has changed a tensor that must stay as it is."""
+        for name, weight in self.net.named_parameters():
+            if not _same(before[name], weight):
+                self._refuse(f"the network changes its parameter {name!r} in forward", "compute with a changed copy")
+        for name, after in sorted(self.net.named_buffers()):
+            constant = self.model.tensors.slots[name] in self.model.tensors.constants
+            if not _same(before[name], after) and (self.mode == "eval" or constant):
+                why = "it is not saved (persistent=False), so it must stay as it is" if constant else "it must stay as it is then"
+                self._refuse(f"the network changes its buffer {name!r}", why)
+
+    def _refuse(self, what: str, why: str = "") -> NoReturn:
         raise InputError(f"{what} ({WORDS[self.mode]}){f': {why}' if why else ''}")
 
     # --- naming the layer
@@ -121,7 +182,7 @@ class Trial:
                 kept.setdefault(name, output.detach().clone())
 
         with _hooks(self.net, after=partial(keep, theirs)), keyed(self.net, self.key):
-            self.net(self.x)
+            self.net(self.x.clone())
         with _hooks(self.model.nets[self.mode], after=partial(keep, ours)):
             self.call(self.x)
         return self._layer(next((name for name in theirs if name in ours and not _close(theirs[name], ours[name])), ""))
@@ -143,6 +204,24 @@ class Trial:
 
     def _layer(self, name: str) -> str:
         return f"layer {name!r} ({type(self.net.get_submodule(name)).__name__})" if name else "the network"
+
+
+def _moved(net: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    """Return the network on a device. Only floating-point tensors change their type; `Module.to` would make complex ones real."""
+    net = net.to(device)
+    return net.double() if dtype == torch.float64 else net.float()
+
+
+def _every(net: nn.Module) -> dict[str, Tensor]:
+    return {**dict(net.named_parameters()), **dict(net.named_buffers())}
+
+
+def _trial_loss(logits: Tensor) -> Tensor:
+    return logits.square().sum()
+
+
+def _first_sentence(error: BaseException) -> str:
+    return " ".join(str(error).split()).split(". ")[0].removesuffix(".")
 
 
 @contextmanager
@@ -171,19 +250,12 @@ def _same(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and bool(torch.equal(a.nan_to_num(), b.nan_to_num()))
 
 
-def _close(a: Tensor, b: Tensor, tolerance: float | None = None) -> bool:
-    """Return whether two tensors are the same but for rounding."""
+def _close(a: Tensor, b: Tensor, tolerance: float | None = None, least: float = 1e-6) -> bool:
+    """Return whether two tensors are the same but for rounding, which is relative to the largest number, or to `least`."""
     if a.shape != b.shape:
         return False
     if not a.is_floating_point() or not a.numel():
         return bool(torch.equal(a, b))
     tolerance = (EXACT if a.dtype == torch.float64 else COARSE) if tolerance is None else tolerance
     a, b = a.double().nan_to_num(), b.double().nan_to_num()
-    return bool((a - b).abs().max() <= tolerance * a.abs().max().clamp(min=1e-6))
-
-
-def _line(error: BaseException) -> str:
-    """Return where in the user's own code an error was raised, for the end of a message."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if "/torch/" not in frame.filename and "/feddkd/" not in frame.filename]
-    return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+    return bool((a - b).abs().max() <= tolerance * a.abs().max().clamp(min=max(least, 1e-6)))

@@ -7,10 +7,10 @@ constant    everything else: parameters with `requires_grad=False` and non-persi
 A tensor that is registered under several names (tied weights, a module used twice) is one tensor. Its name is the first of them.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,7 @@ def inventory(net: nn.Module) -> Inventory:
     saved = {key: names[id(tensor)] for key, tensor in state.items() if id(tensor) in names}
     frozen = {names[id(tensor)] for tensor in net.parameters()} - trainable
     buffers = set(saved.values()) - trainable - frozen
+    _refuse_complex(state, saved, buffers)
     return Inventory(
         frozenset(trainable),
         frozenset(buffers),
@@ -101,7 +102,15 @@ def _refuse_tensors(net: nn.Module, names: Mapping[int, str]) -> None:
             raise InputError(f"tensor {name!r} is on the meta device and has no numbers: load the network's weights first")
         if tensor.requires_grad and tensor.is_complex():
             raise InputError(f"tensor {name!r} is complex: only real weights can be trained")
+        if tensor._backward_hooks:
+            raise InputError(f"tensor {name!r} has a hook (register_hook), which would be lost: put it into the network")
     _refuse_overlaps({names[id(tensor)]: tensor for _, tensor in slots(net)})
+
+
+def _refuse_complex(state: Mapping[str, Any], saved: Mapping[str, str], buffers: Set[str]) -> None:
+    for key, name in saved.items():
+        if name in buffers and state[key].is_complex():
+            raise InputError(f"buffer {name!r} is complex and cannot be averaged: register it with persistent=False")
 
 
 def _refuse_overlaps(tensors: Mapping[str, Tensor]) -> None:

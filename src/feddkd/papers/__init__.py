@@ -1,1 +1,1 @@
-"""A paper's tables beside our records: what was printed, which runs stand behind each cell, and how they compare."""
+"""A paper as data: its printed tables beside our records."""

@@ -1,0 +1,1 @@
+"""The loop over rounds: exchanges, evaluation, costs, availability, diagnostics, privacy."""

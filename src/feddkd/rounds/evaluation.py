@@ -49,7 +49,7 @@ def find_protocol(name: str, method: Method, own_tests: bool) -> Protocol:
     if name == "auto":
         return fitting_protocol(method, own_tests)
     known = {protocol.name.lower(): protocol for protocol in Protocol}
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         raise InputError(f"unknown evaluation {name!r}; there are: {choices(('auto', *known))}")
     protocol = known[name]
     if protocol is Protocol.GLOBAL and method.personal:

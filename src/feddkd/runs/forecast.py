@@ -23,7 +23,7 @@ from feddkd.experiment import Experiment
 from feddkd.method import Exchange, Method, Phase
 from feddkd.runs.prepare import prepare
 from feddkd.rounds.loop import PATIENT
-from feddkd.schedules import Repeat
+from feddkd.spec.schedules import Repeat
 from feddkd.runs.runner import How
 from feddkd.runs.session import job
 from feddkd.simulation import Simulation

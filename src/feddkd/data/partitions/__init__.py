@@ -1,0 +1,1 @@
+"""Rules by which a data set is divided among clients."""

@@ -1,0 +1,10 @@
+"""Where examples come from: official files, own files, generated digits, packed copies."""
+
+from typing import Any
+
+from feddkd.old_paths import attribute
+
+
+def __getattr__(name: str) -> Any:
+    """Return a name that stood here in version 0.1."""
+    return attribute(__name__, "feddkd.data.sources.official", name)

@@ -1,0 +1,1 @@
+"""Servers and nodes as processes: certificates, keys, the gateway, a federation on one machine."""

@@ -1,0 +1,1 @@
+"""The networks of the paper and of the benchmarks, one file each."""

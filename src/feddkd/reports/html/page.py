@@ -1,11 +1,4 @@
-"""Records -> one HTML page that needs nothing else: no network, no other file.
-
-story     who won, by how much, and is it significant
-figures   the numbers behind the charts
-facts     what was run, by which command, with which versions
-page.html, page.css, page.js   how it is laid out and drawn
-plotly-cartesian.min.js        plotly.js, which draws the charts (docs/requirements.md says why it is here)
-"""
+"""Write the HTML page about some records."""
 
 import base64
 import hashlib
