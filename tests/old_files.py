@@ -13,7 +13,7 @@ import torch
 import typer
 
 from feddkd import METHODS, Experiment, InputError, parse, simulate
-from feddkd.cli import app
+from feddkd.cli.app import app
 
 KEPT = Path(__file__).parent / "fixtures" / "version-0.1"
 

@@ -20,8 +20,8 @@ from feddkd.data.batches import Reads
 from feddkd.errors import InputError, choices
 from feddkd.models.functional import Model
 from feddkd.randomness import Key
-from feddkd.spec.schedules import ONCE, Repeat, Schedule
 from feddkd.spec.registry import Spelled
+from feddkd.spec.schedules import ONCE, Repeat, Schedule
 from feddkd.tensors import Groups, Tensors, only, without
 
 
