@@ -87,7 +87,7 @@ for name in sys.argv[1:]:
     except ModuleNotFoundError as error:
         if "flwr" in error.name:
             raise
-from feddkd.cli.app import main
+from feddkd.cli import main
 sys.argv = ["feddkd", "run", "tiny.toml"]
 try:
     main()

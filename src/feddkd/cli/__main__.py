@@ -1,5 +1,5 @@
 """Run the command line with `python -m feddkd.cli`."""
 
-from feddkd.cli.app import main
+from feddkd.cli import main
 
 main()
