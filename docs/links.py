@@ -1,7 +1,8 @@
 """Hooks of the docs site (`make docs`): pages that come later, and links to files outside of docs/.
 
-The pages link to the repository's own files (`../CONTRIBUTING.md`, `../bench/results/...`), as they should for whoever reads them
-there. In the site such files lie under `repository/`, pages as pages, the rest as they are; links to whole folders become words.
+The pages link to the repository's own files (`../CONTRIBUTING.md`, `../bench/results/...`), as they
+should for whoever reads them there. In the site such files lie under `repository/`, pages as pages,
+the rest as they are; links to whole folders become words.
 """
 
 import re
@@ -19,10 +20,16 @@ LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\
 
 
 def on_config(config: MkDocsConfig) -> None:
-    """Leave out of the navigation what is not there; put in the methods, which are many and come and go."""
+    """Leave out of the navigation what is not there; put in the methods, which are many and come
+    and go.
+    """
     config.nav = _present(config.nav)
     methods = next(section["Methods"] for section in config.nav if "Methods" in section)
-    pages = [page for page in sorted((DOCS / "methods").glob("*.md")) if page.stem not in ("README", "table")]
+    pages = [
+        page
+        for page in sorted((DOCS / "methods").glob("*.md"))
+        if page.stem not in ("README", "table")
+    ]
     methods += [{page.stem: f"methods/{page.name}"} for page in pages]
 
 
@@ -42,10 +49,19 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
     pending = [DOCS / file.src_uri for file in files.documentation_pages()]
     while pending:
         page = pending.pop()
-        for target in map(Path, filter(None, (_target(page, link[2]) for link in LINK.finditer(page.read_text("utf-8"))))):
+        for target in map(
+            Path,
+            filter(
+                None, (_target(page, link[2]) for link in LINK.finditer(page.read_text("utf-8")))
+            ),
+        ):
             place = _place(target)
             if DOCS not in target.parents and place not in files.src_uris:
-                files.append(File.generated(config, place, abs_src_path=str(target), inclusion=InclusionLevel.NOT_IN_NAV))
+                files.append(
+                    File.generated(
+                        config, place, abs_src_path=str(target), inclusion=InclusionLevel.NOT_IN_NAV
+                    )
+                )
                 pending += [target] if target.suffix == ".md" else []
 
 
@@ -74,4 +90,8 @@ def _target(page: Path, link: str) -> Path | None:
 
 def _place(target: Path) -> str:
     """Where a file lies in the site."""
-    return target.relative_to(DOCS).as_posix() if DOCS in target.parents else f"repository/{target.relative_to(ROOT).as_posix()}"
+    return (
+        target.relative_to(DOCS).as_posix()
+        if DOCS in target.parents
+        else f"repository/{target.relative_to(ROOT).as_posix()}"
+    )

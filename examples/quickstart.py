@@ -1,4 +1,5 @@
-"""FedAvg and FedDKD on handwritten digits, in cells: editors open it as a notebook, `python examples/quickstart.py` runs it.
+"""FedAvg and FedDKD on handwritten digits, in cells: editors open it as a notebook, `python
+examples/quickstart.py` runs it.
 
 Ten clients hold two digits each. It takes under a minute, and leaves quickstart.png.
 """
@@ -15,7 +16,8 @@ import feddkd
 
 ROUNDS = int(os.environ.get("ROUNDS", "15"))
 
-# %% A fifth of the images to test on; the others go to ten clients, client k with the digits k and k + 1
+# %% A fifth of the images to test on; the others go to ten clients, client k with the digits k and
+# k + 1
 x, y = load_digits(return_X_y=True)
 x = (x / 16).astype(np.float32)
 mixed = np.random.default_rng(0).permutation(len(y))
@@ -34,7 +36,13 @@ methods = {
 }
 results = {
     name: feddkd.simulate(
-        model=net, clients=clients, test=(x[test], y[test]), method=method, rounds=ROUNDS, cohort=0.5, engine="batched"
+        model=net,
+        clients=clients,
+        test=(x[test], y[test]),
+        method=method,
+        rounds=ROUNDS,
+        cohort=0.5,
+        engine="batched",
     )
     for name, method in methods.items()
 }
@@ -42,12 +50,20 @@ results = {
 # %% What came out
 for name, result in results.items():
     last = result.history[-1]
-    print(f"{name}: {last['test_accuracy']:.1%} after {last['round']} rounds and {last['communications']} communications")
+    print(
+        f"{name}: {last['test_accuracy']:.1%} after {last['round']} rounds and"
+        f" {last['communications']} communications"
+    )
 
 # %% Round by round
 figure, axes = plt.subplots(figsize=(6, 3.5), layout="constrained")
 for name, result in results.items():
-    axes.plot([row["round"] for row in result.history], [row["test_accuracy"] for row in result.history], marker=".", label=name)
+    axes.plot(
+        [row["round"] for row in result.history],
+        [row["test_accuracy"] for row in result.history],
+        marker=".",
+        label=name,
+    )
 axes.set(xlabel="round", ylabel="test accuracy", ylim=(0, 1))
 axes.legend()
 figure.savefig("quickstart.png", dpi=150)

@@ -1,8 +1,9 @@
-"""A federation of eight nodes on EMNIST letters, one of them killed for good and one killed and restarted along the way, beside
-the simulator with the same clients missing.
+"""A federation of eight nodes on EMNIST letters, one of them killed for good and one killed and
+restarted along the way, beside the simulator with the same clients missing.
 
-Which clients were missing is read from the federation's record and given to the simulator as a trace. Writes
-docs/federation.json, and a page and a picture made of it: docs/federation.md, docs/pictures/federation.png.
+Which clients were missing is read from the federation's record and given to the simulator as a
+trace. Writes docs/federation.json, and a page and a picture made of it: docs/federation.md,
+docs/pictures/federation.png.
 
     python experiments/federation.py --data DIR [--small] [--out docs/federation.json]
 """
@@ -35,10 +36,20 @@ from feddkd.runs.session import RoundPlayed
 
 ROOT = Path(__file__).parent.parent
 LETTERS = Experiment(
-    method="fedavg(epochs=1, batch_size=64, lr=0.1, momentum=0.1, nesterov=True) | dkd(steps=5, batch_size=64, lr=0.2)",
-    data="emnist", partition="dirichlet(alpha=0.3)", model="mlp(hidden='200')", clients=8, rounds=20, training=0.2,
-)  # fmt: skip
-DIGITS = replace(LETTERS, data="digits", model="mlp(hidden='64')", clients=4, rounds=6, training=0.5)
+    method=(
+        "fedavg(epochs=1, batch_size=64, lr=0.1, momentum=0.1, nesterov=True) | dkd(steps=5,"
+        " batch_size=64, lr=0.2)"
+    ),
+    data="emnist",
+    partition="dirichlet(alpha=0.3)",
+    model="mlp(hidden='200')",
+    clients=8,
+    rounds=20,
+    training=0.2,
+)
+DIGITS = replace(
+    LETTERS, data="digits", model="mlp(hidden='64')", clients=4, rounds=6, training=0.5
+)
 DEADLINE = 40.0  # seconds; a node that was killed is waited for as long, once
 
 
@@ -54,8 +65,10 @@ class Blow(NamedTuple):
 
 @dataclass
 class Struck:
-    """A Grid during whose exchanges nodes are killed, as planned. They are started again at the end of a round, until it works:
-    for about a minute the SuperLink believes the one that was killed to be there."""
+    """A Grid during whose exchanges nodes are killed, as planned. They are started again at the end
+    of a round, until it works: for about a minute the SuperLink believes the one that was killed to
+    be there.
+    """
 
     grid: Any
     deployment: Deployment
@@ -67,7 +80,11 @@ class Struck:
         numbers: Iterable[str] = self.grid.push_messages(messages)
         self.pushed = (*self.pushed, messages[0].metadata.message_type)
         for blow in self.blows:
-            if (blow.round, blow.kind, blow.time) == (self.round, self.pushed[-1], self.pushed.count(blow.kind)):
+            if (blow.round, blow.kind, blow.time) == (
+                self.round,
+                self.pushed[-1],
+                self.pushed.count(blow.kind),
+            ):
                 self.deployment.processes.end(f"node{blow.node}", by=signal.SIGKILL)
         return numbers
 
@@ -75,7 +92,9 @@ class Struck:
         self.round, self.pushed = row["round"] + 1, ()
         running = self.deployment.processes.running
         for blow in self.blows:
-            ended = f"node{blow.node}" not in running or running[f"node{blow.node}"].poll() is not None
+            ended = (
+                f"node{blow.node}" not in running or running[f"node{blow.node}"].poll() is not None
+            )
             if blow.back and blow.round < self.round and ended:
                 self.deployment.start_node(blow.node)
 
@@ -83,9 +102,15 @@ class Struck:
         return getattr(self.grid, name)
 
 
-def federate(experiment: Experiment, blows: Sequence[Blow], data: Path | None, told: Callable[[Row], None]) -> Record:
+def federate(
+    experiment: Experiment, blows: Sequence[Blow], data: Path | None, told: Callable[[Row], None]
+) -> Record:
     """The experiment on real nodes."""
-    with tempfile.TemporaryDirectory() as name, deployed(experiment.clients, data) as deployment, deployment.link.run() as grid:
+    with (
+        tempfile.TemporaryDirectory() as name,
+        deployed(experiment.clients, data) as deployment,
+        deployment.link.run() as grid,
+    ):
         deployment.wait(grid, 300)
         struck = Struck(grid, deployment, blows)
         engine = engine_on(struck, experiment, secure=False, deadline=DEADLINE, join=300.0)
@@ -99,11 +124,18 @@ def federate(experiment: Experiment, blows: Sequence[Blow], data: Path | None, t
 def missing(rows: Sequence[Row]) -> list[Absence]:
     """Who was asked in vain, round by round."""
     return [
-        Absence(row["round"], client, phase, step, event) for row in rows for phase, step, client, event in row.get("missing", [])
+        Absence(row["round"], client, phase, step, event)
+        for row in rows
+        for phase, step, client, event in row.get("missing", [])
     ]
 
 
-def simulate(experiment: Experiment, absences: Sequence[Absence], data: Path | None, told: Callable[[Row], None]) -> Record:
+def simulate(
+    experiment: Experiment,
+    absences: Sequence[Absence],
+    data: Path | None,
+    told: Callable[[Row], None],
+) -> Record:
     """The same experiment on the simulator, with the same clients missing."""
     with tempfile.TemporaryDirectory() as name:
         trace = Path(name) / "faults.csv"
@@ -118,7 +150,9 @@ def simulate(experiment: Experiment, absences: Sequence[Absence], data: Path | N
 
 def digest(kept: dict[str, Any]) -> str:
     """Of what the picture shows."""
-    return hashlib.sha256(json.dumps([kept["federation"], kept["simulator"], kept["blows"]]).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps([kept["federation"], kept["simulator"], kept["blows"]]).encode()
+    ).hexdigest()
 
 
 def draw(kept: dict[str, Any], path: Path) -> None:
@@ -129,13 +163,34 @@ def draw(kept: dict[str, Any], path: Path) -> None:
     from matplotlib import pyplot
 
     rounds = range(1, len(kept["federation"]) + 1)
-    figure, (axis, below) = pyplot.subplots(2, 1, figsize=(7, 4.6), sharex=True, height_ratios=(4, 1), layout="constrained")
-    axis.plot(rounds, [100 * value for value in kept["federation"]], linewidth=5, alpha=0.4, label="Flower: real nodes")
-    axis.plot(rounds, [100 * value for value in kept["simulator"]], "k--", linewidth=1, label="simulator, same clients missing")
+    figure, (axis, below) = pyplot.subplots(
+        2, 1, figsize=(7, 4.6), sharex=True, height_ratios=(4, 1), layout="constrained"
+    )
+    axis.plot(
+        rounds,
+        [100 * value for value in kept["federation"]],
+        linewidth=5,
+        alpha=0.4,
+        label="Flower: real nodes",
+    )
+    axis.plot(
+        rounds,
+        [100 * value for value in kept["simulator"]],
+        "k--",
+        linewidth=1,
+        label="simulator, same clients missing",
+    )
     for blow in (Blow(*one) for one in kept["blows"]):
         axis.axvline(blow.round, color="tab:red", linestyle=":")
         words = f" node {blow.node} killed" + (", then restarted" if blow.back else "")
-        axis.annotate(words, (blow.round, 0.03), xycoords=("data", "axes fraction"), fontsize=8, color="tab:red", rotation=90)
+        axis.annotate(
+            words,
+            (blow.round, 0.03),
+            xycoords=("data", "axes fraction"),
+            fontsize=8,
+            color="tab:red",
+            rotation=90,
+        )
     axis.set_ylabel("test accuracy, %")
     axis.legend(loc="lower right")
     below.step(rounds, kept["left"], where="mid", color="tab:gray")
@@ -151,17 +206,28 @@ def page(kept: dict[str, Any]) -> str:
     """The record as a page."""
     blows = [Blow(*one) for one in kept["blows"]]
     told = [
-        f"node {blow.node} in round {blow.round}, just after order {blow.time} to {blow.kind} had gone out, "
+        f"node {blow.node} in round {blow.round}, just after order {blow.time} to {blow.kind} had"
+        " gone out, "
         + ("and started again as soon as the round was over" if blow.back else "for good")
         for blow in blows
     ]
     ends = {name: f"{kept[name][-1]:.2%}" for name in ("federation", "simulator")}
-    spans = [(count, [at for at, _ in same]) for count, same in groupby(enumerate(kept["gone"], 1), key=lambda one: one[1])]
+    spans = [
+        (count, [at for at, _ in same])
+        for count, same in groupby(enumerate(kept["gone"], 1), key=lambda one: one[1])
+    ]
     gone = ", ".join(f"{count} in {_span(ats)}" for count, ats in spans if count)
-    return PAGE.format(**{
-        **kept, "blows": "; ".join(told), "ends": ends, "gone": gone, "experiment": "\n".join(kept["toml"]),
-        "rounds": len(kept["federation"]), "points": f"{100 * kept['largest']:.4f}",
-    })  # fmt: skip
+    return PAGE.format(
+        **{
+            **kept,
+            "blows": "; ".join(told),
+            "ends": ends,
+            "gone": gone,
+            "experiment": "\n".join(kept["toml"]),
+            "rounds": len(kept["federation"]),
+            "points": f"{100 * kept['largest']:.4f}",
+        }
+    )
 
 
 def _span(rounds: Sequence[int]) -> str:
@@ -191,34 +257,58 @@ they further apart than {points} points. The federation took {seconds[0]:.0f} s,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, help="the folder with the letters")
-    parser.add_argument("--small", action="store_true", help="four nodes, six rounds, digits: to see that it works")
+    parser.add_argument(
+        "--small", action="store_true", help="four nodes, six rounds, digits: to see that it works"
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "federation.json")
     given = parser.parse_args()
     (given.out.parent / "pictures").mkdir(parents=True, exist_ok=True)
     experiment = DIGITS if given.small else LETTERS
     last, scale = experiment.clients - 1, experiment.rounds // 5
-    blows = [Blow(last, scale, "train.distil", 3, False), Blow(1, 2 * scale, "train.local", 1, True)]
+    blows = [
+        Blow(last, scale, "train.distil", 3, False),
+        Blow(1, 2 * scale, "train.local", 1, True),
+    ]
     data, start = given.data.resolve() if given.data else None, time.perf_counter()
 
     def told(row: Row) -> None:
         passed = time.perf_counter() - start
-        print(f"{passed:6.0f} s  {row['round']:3}  {row['test_accuracy']:.4f}  {row.get('missing', '')}", flush=True)
+        print(
+            f"{passed:6.0f} s  {row['round']:3}  {row['test_accuracy']:.4f} "
+            f" {row.get('missing', '')}",
+            flush=True,
+        )
 
     real = federate(experiment, blows, data, told).history
     middle = time.perf_counter()
     absences = missing(real)
     simulated = simulate(experiment, absences, data, told).history
-    curves = {name: [row["test_accuracy"] for row in rows] for name, rows in (("federation", real), ("simulator", simulated))}
+    curves = {
+        name: [row["test_accuracy"] for row in rows]
+        for name, rows in (("federation", real), ("simulator", simulated))
+    }
     gone = [sum(absence.round == row["round"] for absence in absences) for row in real]
     kept = {
-        "command": "python experiments/federation.py" + (" --small" if given.small else " --data DIR"), "flwr": flwr.__version__,
-        "nodes": experiment.clients, "toml": [f"{key} = {json.dumps(value)}" for key, value in experiment.as_dict().items()],
-        "blows": blows, "absences": absences, "gone": gone, "left": [experiment.clients - count for count in gone], **curves,
-        "largest": max(abs(a - b) for a, b in zip(*curves.values(), strict=True)), "cores": os.cpu_count(),
-        "seconds": [round(middle - start, 1), round(time.perf_counter() - middle, 1)], "load": round(os.getloadavg()[0], 1),
-    }  # fmt: skip
+        "command": (
+            "python experiments/federation.py" + (" --small" if given.small else " --data DIR")
+        ),
+        "flwr": flwr.__version__,
+        "nodes": experiment.clients,
+        "toml": [f"{key} = {json.dumps(value)}" for key, value in experiment.as_dict().items()],
+        "blows": blows,
+        "absences": absences,
+        "gone": gone,
+        "left": [experiment.clients - count for count in gone],
+        **curves,
+        "largest": max(abs(a - b) for a, b in zip(*curves.values(), strict=True)),
+        "cores": os.cpu_count(),
+        "seconds": [round(middle - start, 1), round(time.perf_counter() - middle, 1)],
+        "load": round(os.getloadavg()[0], 1),
+    }
     kept = json.loads(json.dumps(kept))
     given.out.write_text(json.dumps(kept) + "\n", encoding="utf-8")
     given.out.with_suffix(".md").write_text(page(kept), encoding="utf-8")

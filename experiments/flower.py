@@ -1,7 +1,9 @@
-"""What a federation on loopback costs: seconds an exchange and a round, to come up and to go, and bytes on the wire.
+"""What a federation on loopback costs: seconds an exchange and a round, to come up and to go, and
+bytes on the wire.
 
-Beside it plain Flower FedAvg on plain SuperNodes, on the same machine in the same run. Writes docs/flower-table.json and a page
-made of it, docs/flower-table.md. Nobody else should be using the machine meanwhile.
+Beside it plain Flower FedAvg on plain SuperNodes, on the same machine in the same run. Writes
+docs/flower-table.json and a page made of it, docs/flower-table.md. Nobody else should be using the
+machine meanwhile.
 
     python experiments/flower.py [--small] [--out docs/flower-table.json]
 """
@@ -34,9 +36,11 @@ from feddkd.runs.runner import execute
 
 HERE = Path(__file__).parent
 QUIET = {
-    "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
-}  # fmt: skip
+}
 METHOD = "fedavg(epochs=1, batch_size=32, lr=0.1) | dkd(steps={steps}, batch_size=32, lr=0.2)"
 HIDDEN = 4096  # 307,210 numbers: 1,228,840 bytes
 STEPS = 10  # J
@@ -70,7 +74,10 @@ class Timed:
 
 
 class Counting:
-    """Stands between the nodes and a SuperLink, passes on what they say and counts it: TLS, headers, polls, everything."""
+    """Stands between the nodes and a SuperLink, passes on what they say and counts it:
+
+    TLS, headers, polls, everything.
+    """
 
     def __init__(self) -> None:
         self.up = self.down = 0  # bytes from the nodes, and to them
@@ -86,13 +93,17 @@ class Counting:
     async def _serve(self, own: int, port: int) -> None:
         async def between(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             there = await asyncio.open_connection("127.0.0.1", port)
-            await asyncio.gather(self._carry("up", reader, there[1]), self._carry("down", there[0], writer))
+            await asyncio.gather(
+                self._carry("up", reader, there[1]), self._carry("down", there[0], writer)
+            )
 
         async with await asyncio.start_server(between, "127.0.0.1", own) as server:
             self._ready.set()
             await server.serve_forever()
 
-    async def _carry(self, name: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _carry(
+        self, name: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         with suppress(ConnectionError):
             while content := await reader.read(1 << 16):
                 setattr(self, name, getattr(self, name) + len(content))
@@ -101,10 +112,14 @@ class Counting:
         writer.close()
 
 
-def measure(nodes: int, rounds: int, steps: int, counting: Counting | None = None) -> dict[str, Any]:
+def measure(
+    nodes: int, rounds: int, steps: int, counting: Counting | None = None
+) -> dict[str, Any]:
     """Rounds of FedDKD on so many nodes, each one client with its share of the digits."""
     method, model = METHOD.format(steps=steps), f"mlp(hidden='{HIDDEN}')"
-    experiment = Experiment(method=method, clients=nodes, rounds=rounds, partition="iid()", model=model)
+    experiment = Experiment(
+        method=method, clients=nodes, rounds=rounds, partition="iid()", model=model
+    )
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as name:
         with deployed(nodes, way=counting.way if counting else lambda port: port) as deployment:
@@ -112,37 +127,63 @@ def measure(nodes: int, rounds: int, steps: int, counting: Counting | None = Non
                 deployment.wait(grid, PATIENCE)
                 up, timed = time.perf_counter() - start, Timed(grid)
                 before = (counting.up, counting.down) if counting else (0, 0)
-                engine = engine_on(timed, experiment, secure=False, join=PATIENCE, deadline=PATIENCE)
+                engine = engine_on(
+                    timed, experiment, secure=False, join=PATIENCE, deadline=PATIENCE
+                )
                 execute([experiment], out=Path(name), engine=engine)
             wire = [counting.up - before[0], counting.down - before[1]] if counting else []
             leaving = time.perf_counter()
         down = time.perf_counter() - leaving
         (record,) = find(Path(name))
     if any("missing" in row for row in record.history):
-        raise SystemExit(f"a node has not answered within {PATIENCE:g} s: the machine is too busy to measure anything")
+        raise SystemExit(
+            f"a node has not answered within {PATIENCE:g} s: the machine is too busy to measure"
+            " anything"
+        )
     last = record.history[-1]
     return {
-        "nodes": nodes, "steps": steps, "exchanges": timed.seconds[1:],  # the first is the question who is there
-        "rounds": [round(line, 3) for line in record.timings], "up": round(up, 2), "down": round(down, 2), "wire": wire,
+        # the first is the question who is there
+        "nodes": nodes,
+        "steps": steps,
+        "exchanges": timed.seconds[1:],
+        "rounds": [round(line, 3) for line in record.timings],
+        "up": round(up, 2),
+        "down": round(down, 2),
+        "wire": wire,
         "counted": [last["bytes_up"], last["bytes_down"]],
-    }  # fmt: skip
+    }
 
 
 def plain(nodes: int, rounds: int) -> list[float]:
-    """Seconds of each round of Flower's own FedAvg, one exchange a round, on Flower's own SuperNodes without TLS."""
+    """Seconds of each round of Flower's own FedAvg, one exchange a round, on Flower's own
+    SuperNodes without TLS.
+    """
     tools, port = Path(sys.executable).parent, free_port()
     with tempfile.TemporaryDirectory() as name, Processes(Path(name)) as processes:
         folder, out = Path(name), Path(name) / "times.json"
-        (folder / "config.toml").write_text(f'[superlink.lab]\naddress = "127.0.0.1:{port}"\ninsecure = true\n')
-        quiet = {**QUIET, "FLWR_HOME": name, "OMP_NUM_THREADS": "1", "PATH": f"{tools}:{os.environ['PATH']}"}
-        processes.start("superlink", [tools / "flower-superlink", "--insecure", "--port", port], quiet)
+        (folder / "config.toml").write_text(
+            f'[superlink.lab]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+        )
+        quiet = {
+            **QUIET,
+            "FLWR_HOME": name,
+            "OMP_NUM_THREADS": "1",
+            "PATH": f"{tools}:{os.environ['PATH']}",
+        }
+        processes.start(
+            "superlink", [tools / "flower-superlink", "--insecure", "--port", port], quiet
+        )
         for part in range(nodes):
             config = ["--node-config", f"partition-id={part} num-partitions={nodes}"]
             superlink = ["--insecure", "--superlink", f"127.0.0.1:{port}", "--port", free_port()]
             processes.start(f"node{part}", [tools / "flower-supernode", *superlink, *config], quiet)
         time.sleep(10)  # for the SuperLink; the strategy waits for the nodes itself
         told = f'out="{out}" rounds={rounds} nodes={nodes} hidden={HIDDEN}'
-        processes.start("run", [tools / "flwr", "run", HERE / "plain_flower", "lab", "--stream", "-c", told], quiet)
+        processes.start(
+            "run",
+            [tools / "flwr", "run", HERE / "plain_flower", "lab", "--stream", "-c", told],
+            quiet,
+        )
         limit = time.monotonic() + PATIENCE + 60 * rounds
         while not out.exists():
             processes.check()
@@ -155,18 +196,51 @@ def plain(nodes: int, rounds: int) -> list[float]:
 
 def page(kept: dict[str, Any]) -> str:
     """The record as a page."""
-    rows = [["nodes", "exchange, median s", "95 % s", "exchanges", "round, median s", "up, s", "down, s"], ["---"] * 7]
+    rows = [
+        [
+            "nodes",
+            "exchange, median s",
+            "95 % s",
+            "exchanges",
+            "round, median s",
+            "up, s",
+            "down, s",
+        ],
+        ["---"] * 7,
+    ]
     for one in kept["federations"]:
         seconds = one["exchanges"]
-        cells = [statistics.median(seconds), _quantile(seconds, 0.95), len(seconds), statistics.median(one["rounds"])]
-        rows.append([str(cell) for cell in (one["nodes"], *(round(cell, 2) for cell in cells), one["up"], one["down"])])
+        cells = [
+            statistics.median(seconds),
+            _quantile(seconds, 0.95),
+            len(seconds),
+            statistics.median(one["rounds"]),
+        ]
+        rows.append(
+            [
+                str(cell)
+                for cell in (
+                    one["nodes"],
+                    *(round(cell, 2) for cell in cells),
+                    one["up"],
+                    one["down"],
+                )
+            ]
+        )
     table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
     first, own, wire = kept["federations"][0], kept["plain"], kept["wire"]
     facts = {
-        "nodes": first["nodes"], "steps": first["steps"], "ours": statistics.median(first["exchanges"]),
-        "plain": statistics.median(own), "slowest": max(own), "count": len(own), "bytes": wire["wire"],
-        "more": [seen / counted - 1 for seen, counted in zip(wire["wire"], wire["counted"], strict=True)],
-    }  # fmt: skip
+        "nodes": first["nodes"],
+        "steps": first["steps"],
+        "ours": statistics.median(first["exchanges"]),
+        "plain": statistics.median(own),
+        "slowest": max(own),
+        "count": len(own),
+        "bytes": wire["wire"],
+        "more": [
+            seen / counted - 1 for seen, counted in zip(wire["wire"], wire["counted"], strict=True)
+        ],
+    }
     return PAGE.format(table=table, **{**kept, **facts})
 
 
@@ -196,17 +270,31 @@ round: median {plain:.2f} s a round, slowest {slowest:.2f} s, {count} rounds; fe
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="two nodes, two steps, two rounds: to see that it works")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--small",
+        action="store_true",
+        help="two nodes, two steps, two rounds: to see that it works",
+    )
     parser.add_argument("--out", type=Path, default=HERE.parent / "docs" / "flower-table.json")
     given = parser.parse_args()
     os.environ |= QUIET
     before, (rounds, steps) = os.getloadavg()[0], (2, 2) if given.small else (3, STEPS)
-    kept: dict[str, Any] = {"command": "python experiments/flower.py" + " --small" * given.small, "flwr": flwr.__version__}
-    kept["federations"] = [measure(nodes, rounds, steps) for nodes in ((2,) if given.small else (2, 4, 8))]
+    kept: dict[str, Any] = {
+        "command": "python experiments/flower.py" + " --small" * given.small,
+        "flwr": flwr.__version__,
+    }
+    kept["federations"] = [
+        measure(nodes, rounds, steps) for nodes in ((2,) if given.small else (2, 4, 8))
+    ]
     kept["wire"] = measure(2, 2, steps, Counting())
     kept["plain"] = plain(2, 2 if given.small else 6)
-    kept |= {"cores": os.cpu_count(), "load": [round(load, 1) for load in (before, os.getloadavg()[0])]}
+    kept |= {
+        "cores": os.cpu_count(),
+        "load": [round(load, 1) for load in (before, os.getloadavg()[0])],
+    }
     given.out.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
     given.out.with_suffix(".md").write_text(page(kept), encoding="utf-8")
 

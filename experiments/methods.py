@@ -1,8 +1,8 @@
-"""`make methods-table`: every method of the package, with and without DKD behind it, on one small job -> docs/methods/table.md,
-and the numbers behind it, run by run -> table.json beside it.
+"""`make methods-table`: every method of the package, with and without DKD behind it, on one small
+job -> docs/methods/table.md, and the numbers behind it, run by run -> table.json beside it.
 
-Seeds of one method run in lock-step. What the same code has run already is not run again, so a table that was stopped goes on.
-It is a smoke test and no ranking.
+Seeds of one method run in lock-step. What the same code has run already is not run again, so a
+table that was stopped goes on. It is a smoke test and no ranking.
 """
 
 import argparse
@@ -36,8 +36,8 @@ SEEDS = 5
 LOCAL = {"epochs": 5, "batch_size": 32, "lr": 0.1}  # of every method that trains locally
 DKD = "dkd(steps=10, batch_size=32, lr=0.2)"
 FIRST = "fedavg"  # goes before a method that cannot stand by itself
-# What else a method needs to make sense on so small a job, after a trial or two on one seed: name -> options. All others are its
-# own defaults.
+# What else a method needs to make sense on so small a job, after a trial or two on one seed: name
+# -> options. All others are its own defaults.
 SERVER = {"server_steps": 100, "server_batch_size": 64}
 OPTIONS: dict[str, dict[str, Any]] = {
     "fedprox": {"mu": 0.1},
@@ -64,18 +64,30 @@ class Line:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = argparse.ArgumentParser(description="Run every method with and without DKD and write the table.")
+    options = argparse.ArgumentParser(
+        description="Run every method with and without DKD and write the table."
+    )
     options.add_argument("names", nargs="*", help="only these methods")
     options.add_argument("--rounds", type=int, default=JOB["rounds"])
     options.add_argument("--seeds", type=int, default=SEEDS)
-    options.add_argument("--runs", type=Path, default=ROOT / "runs" / "methods", help="where the runs are kept")
+    options.add_argument(
+        "--runs", type=Path, default=ROOT / "runs" / "methods", help="where the runs are kept"
+    )
     options.add_argument("--out", type=Path, default=ROOT / "docs" / "methods" / "table.md")
     given = options.parse_args(arguments)
     job = {**JOB, "rounds": given.rounds}
     names = given.names or [name for name in METHODS if entry(name).own and name != "dkd"]
     lines = [line(name, job, given.seeds, given.runs / fingerprint()) for name in names]
-    command = shlex.join(["python", "experiments/methods.py", *(sys.argv[1:] if arguments is None else arguments)])
-    made = {"job": job, "seeds": given.seeds, "command": command, "feddkd": __version__, "code": fingerprint()}
+    command = shlex.join(
+        ["python", "experiments/methods.py", *(sys.argv[1:] if arguments is None else arguments)]
+    )
+    made = {
+        "job": job,
+        "seeds": given.seeds,
+        "command": command,
+        "feddkd": __version__,
+        "code": fingerprint(),
+    }
     kept = {**made, "lines": [asdict(one) for one in lines]}
     given.out.with_suffix(".json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
     given.out.write_text(page(kept), encoding="utf-8")
@@ -93,7 +105,10 @@ def spelled(name: str) -> str:
     """A method as this job runs it."""
     here = entry(name)
     local = {setting.name for setting in here.settings if setting.shared}
-    options = {**{key: value for key, value in LOCAL.items() if key in local}, **OPTIONS.get(name, {})}
+    options = {
+        **{key: value for key, value in LOCAL.items() if key in local},
+        **OPTIONS.get(name, {}),
+    }
     text = f"{name}({', '.join(f'{key}={value!r}' for key, value in options.items())})"
     return f"{spelled(FIRST)} | {text}" if here.piece else text
 
@@ -111,10 +126,14 @@ def line(name: str, job: Mapping[str, Any], seeds: int, runs: Path) -> Line:
 def play(method: str, job: Mapping[str, Any], seeds: int, runs: Path) -> list[dict[str, Any]]:
     """What the runs of a method gave; those that are not there yet run together."""
     experiments = [Experiment(method=method, seed=seed, **job) for seed in range(seeds)]
-    missing = [one for one in experiments if not (runs / folder_name(one) / "summary.json").exists()]
+    missing = [
+        one for one in experiments if not (runs / folder_name(one) / "summary.json").exists()
+    ]
     if missing:
         print(f"{method}, {len(missing)} seeds", file=sys.stderr)
-        if ended := [summary["ended"] for summary in execute(missing, out=runs) if "ended" in summary]:
+        if ended := [
+            summary["ended"] for summary in execute(missing, out=runs) if "ended" in summary
+        ]:
             sys.exit("; ".join(ended))
     return [facts(find(runs / folder_name(one))[0]) for one in experiments]
 
@@ -137,21 +156,45 @@ def facts(record: Record) -> dict[str, Any]:
 def page(kept: Mapping[str, Any]) -> str:
     lines, seeds = [Line(**one) for one in kept["lines"]], kept["seeds"]
     notes = [f"{first_name(one)} with DKD: {one.reason}" for one in lines if one.reason]
-    notes += [f"{first_name(one)}: {protocol(one)}" for one in lines if protocol(one) != Protocol.GLOBAL.value]
+    notes += [
+        f"{first_name(one)}: {protocol(one)}"
+        for one in lines
+        if protocol(one) != Protocol.GLOBAL.value
+    ]
     setting = ", ".join(f"`{key} = {value!r}`" for key, value in kept["job"].items())
-    head = ("method", "accuracy, %", "with DKD", "communications a round", "with DKD", "MB a round", "with DKD")
+    head = (
+        "method",
+        "accuracy, %",
+        "with DKD",
+        "communications a round",
+        "with DKD",
+        "MB a round",
+        "with DKD",
+    )
     cells = [[f"`{first_name(one)}`", *pairs(one)] for one in lines]
     table = "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] + ["---:"] * 6, *cells))
-    return "\n\n".join([
-        "# All methods, with and without DKD",
-        f"Test accuracy at the best validation round, mean ± population standard deviation over {seeds} seeds; {setting}. "
-        "A smoke test: options are the methods' own, or were tried once or twice on one seed, so this is no ranking.",
-        table,
-        *(["\n".join(f"* {note}" for note in notes)] if notes else []),
-        f"`{DKD}` is what is put behind each. The methods as they were run:",
-        "```text\n" + "\n".join(one.method for one in lines) + "\n```",
-        f"Made by `{kept['command']}` (`make methods-table`) with feddkd {kept['feddkd']}, code {kept['code']}.",
-    ]) + "\n"  # fmt: skip
+    return (
+        "\n\n".join(
+            [
+                "# All methods, with and without DKD",
+                (
+                    "Test accuracy at the best validation round, mean ± population standard"
+                    f" deviation over {seeds} seeds; {setting}. A smoke test: options are the"
+                    " methods' own, or were tried once or twice on one seed, so this is no"
+                    " ranking."
+                ),
+                table,
+                *(["\n".join(f"* {note}" for note in notes)] if notes else []),
+                f"`{DKD}` is what is put behind each. The methods as they were run:",
+                "```text\n" + "\n".join(one.method for one in lines) + "\n```",
+                (
+                    f"Made by `{kept['command']}` (`make methods-table`) with feddkd"
+                    f" {kept['feddkd']}, code {kept['code']}."
+                ),
+            ]
+        )
+        + "\n"
+    )
 
 
 def first_name(one: Line) -> str:
@@ -166,7 +209,11 @@ def protocol(one: Line) -> str:
 
 def pairs(one: Line) -> list[str]:
     """The cells of a line: each number without and with DKD."""
-    return [cell for number in (accuracy, communications, megabytes) for cell in (number(one.plain), number(one.distilled))]
+    return [
+        cell
+        for number in (accuracy, communications, megabytes)
+        for cell in (number(one.plain), number(one.distilled))
+    ]
 
 
 def accuracy(runs: list[dict[str, Any]]) -> str:

@@ -34,7 +34,9 @@ class Page:
 
     def drawn(self) -> "Page":
         """Wait for all charts."""
-        WebDriverWait(self.driver, 30).until(lambda _: self.run("return document.documentElement.dataset.drawn") == "all")
+        WebDriverWait(self.driver, 30).until(
+            lambda _: self.run("return document.documentElement.dataset.drawn") == "all"
+        )
         return self
 
     def settle(self) -> "Page":
@@ -45,10 +47,14 @@ class Page:
     def run(self, script: str, *arguments: Any) -> Any:
         return self.driver.execute_script(script, *arguments)
 
-    def look(self, *, dark: bool = False, width: int = 1200, height: int = 900, media: str = "") -> "Page":
+    def look(
+        self, *, dark: bool = False, width: int = 1200, height: int = 900, media: str = ""
+    ) -> "Page":
         """As on a screen of that size, by somebody who likes it dark or not."""
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media, "features": [scheme]})
+        self.driver.execute_cdp_cmd(
+            "Emulation.setEmulatedMedia", {"media": media, "features": [scheme]}
+        )
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         return self
@@ -56,13 +62,16 @@ class Page:
     def picture(self, whole: bool = False) -> bytes:
         """PNG, of what is in view or of the whole page."""
         shot = self.driver.execute_cdp_cmd(
-            "Page.captureScreenshot", {"captureBeyondViewport": whole, **(self._clip() if whole else {})}
+            "Page.captureScreenshot",
+            {"captureBeyondViewport": whole, **(self._clip() if whole else {})},
         )
         return base64.b64decode(shot["data"])
 
     def _clip(self) -> dict[str, Any]:
         size = self.driver.execute_cdp_cmd("Page.getLayoutMetrics", {})["cssContentSize"]
-        return {"clip": {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}}
+        return {
+            "clip": {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
+        }
 
     def printed(self) -> bytes:
         """PDF."""

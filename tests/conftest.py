@@ -1,4 +1,8 @@
-"""One thread: the networks here are small, and two processes that each spin two threads on two cores wait for each other."""
+"""One thread:
+
+the networks here are small, and two processes that each spin two threads on two cores wait for each
+other.
+"""
 
 import signal
 import sys
@@ -13,18 +17,24 @@ from feddkd.cli.app import main
 from feddkd.runs import prepare
 
 torch.set_num_threads(1)
-signal.signal(signal.SIGINT, signal.default_int_handler)  # shells let what they start in the background ignore it
+# shells let what they start in the background ignore it
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 with suppress(ImportError):  # a machine with a GPU may have pytest and no more
     from hypothesis import settings
 
-    settings.register_profile("patient", deadline=None)  # how long an example takes says nothing on a shared machine
+    # how long an example takes says nothing on a shared machine
+    settings.register_profile("patient", deadline=None)
     settings.load_profile("patient")
 
 
 @pytest.fixture
-def feddkd(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Feddkd:
-    """Call the command line in this process, in an empty folder with one small experiment, tiny.toml."""
+def feddkd(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> Feddkd:
+    """Call the command line in this process, in an empty folder with one small experiment,
+    tiny.toml.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FEDDKD_DATA", raising=False)
     monkeypatch.setenv("COLUMNS", "80")

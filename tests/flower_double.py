@@ -1,4 +1,5 @@
-"""A Grid without processes: messages and contexts pass through Flower's own serialisation, apps run here, one after another.
+"""A Grid without processes: messages and contexts pass through Flower's own serialisation, apps run
+here, one after another.
 
 And the small experiments that are run over it.
 """
@@ -22,16 +23,29 @@ from torch import Tensor
 from feddkd.runs.record import find
 
 LOCAL = "epochs=1, batch_size=32, lr=0.1"
-METHODS = [f"fedavg({LOCAL})", f"fedbn({LOCAL})", f"scaffold({LOCAL})", f"fedgen({LOCAL}, generator_steps=2)"]
+METHODS = [
+    f"fedavg({LOCAL})",
+    f"fedbn({LOCAL})",
+    f"scaffold({LOCAL})",
+    f"fedgen({LOCAL}, generator_steps=2)",
+]
 DKD = "dkd(steps=2, batch_size=16, lr=0.3)"
 FEDDKD = f"fedavg({LOCAL}) | {DKD}"
-NORM: dict[str, Any] = {"model": "emnist_cnn", "transform": "pad(pixels=10)"}  # a network with batch norm
+# a network with batch norm
+NORM: dict[str, Any] = {"model": "emnist_cnn", "transform": "pad(pixels=10)"}
 SETTING: dict[str, Any] = {
-    "data": "digits", "partition": "dirichlet(alpha=1)", "model": "mlp(hidden='8')", "clients": 3, "rounds": 2,
-    "training": 0.2, "dtype": "float64", "seed": 3,
-}  # fmt: skip
+    "data": "digits",
+    "partition": "dirichlet(alpha=1)",
+    "model": "mlp(hidden='8')",
+    "clients": 3,
+    "rounds": 2,
+    "training": 0.2,
+    "dtype": "float64",
+    "seed": 3,
+}
 
-Tamper = Callable[[int, Message, Message], Message | None]  # (partition, asked, reply) -> what arrives; None: nothing
+# (partition, asked, reply) -> what arrives; None: nothing
+Tamper = Callable[[int, Message, Message], Message | None]
 
 
 def through(message: Message) -> Message:
@@ -70,7 +84,9 @@ class Double(Grid):
             "num-partitions": self.parts,
             **self.configs.get(self.partition[node], {}),
         }
-        return Context(run_id=1, node_id=node, node_config=config, state=RecordDict(), run_config={})
+        return Context(
+            run_id=1, node_id=node, node_config=config, state=RecordDict(), run_config={}
+        )
 
     def restart(self, part: int) -> None:
         node = next(node for node, own in self.partition.items() if own == part)
@@ -117,7 +133,9 @@ class Double(Grid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         return [self.replies.pop(number) for number in message_ids if number in self.replies]
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
         raise NotImplementedError
 
 
@@ -148,5 +166,6 @@ def check_same(one: Path, other: Path) -> None:
     for expected, found in zip(rows(one), rows(other), strict=True):
         assert found.keys() == expected.keys()
         for key, value in expected.items():
-            same = value if key == "missing" else pytest.approx(value, abs=1e-10)  # a list of lists, without a number to round
+            # a list of lists, without a number to round
+            same = value if key == "missing" else pytest.approx(value, abs=1e-10)
             assert found[key] == same, key

@@ -1,8 +1,9 @@
 """Feed damaged input to everything that reads what users write or download: `make fuzz`.
 
-Good input of each kind is damaged: pieces are cut out, doubled, or replaced by noise and by words of the language. It may be read
-or refused by an InputError; anything else (a traceback, a hang) is a finding. Hypothesis does the damage, and where atheris is
-installed, so does libFuzzer, which follows what code its inputs reach.
+Good input of each kind is damaged: pieces are cut out, doubled, or replaced by noise and by words
+of the language. It may be read or refused by an InputError; anything else (a traceback, a hang) is
+a finding. Hypothesis does the damage, and where atheris is installed, so does libFuzzer, which
+follows what code its inputs reach.
 """
 
 import contextlib
@@ -26,7 +27,10 @@ SCRATCH = Path(tempfile.gettempdir()) / f"fuzz-{os.getpid()}"
 
 
 class Target(NamedTuple):
-    """Something that reads: good input for it, words that mean something to it, and how it is called."""
+    """Something that reads:
+
+    good input for it, words that mean something to it, and how it is called.
+    """
 
     good: list[bytes]
     words: list[bytes]
@@ -58,12 +62,31 @@ def targets() -> dict[str, Target]:
     options = sorted({option for name in METHODS for option in METHODS.options(name)})
     texts = [METHODS[name]().canonical for name in METHODS]
     words = [*METHODS, *options, *texts, "|", "(", ")", "=", ",", "'", "1e400", "-1"]
-    lines = [*KEYS, "[sweep]", "[[", "]]", "'''", '"', "1979-05-27", "nan", "inf", "=", "saved(path='x')", "9" * 30, "true"]
+    lines = [
+        *KEYS,
+        "[sweep]",
+        "[[",
+        "]]",
+        "'''",
+        '"',
+        "1979-05-27",
+        "nan",
+        "inf",
+        "=",
+        "saved(path='x')",
+        "9" * 30,
+        "true",
+    ]
     files = [path.read_bytes() for path in sorted(root.glob("experiments/*.toml"))]
     return {
         "experiment loader": Target(files, [word.encode() for word in lines + words], experiment),
-        "method parser": Target([f"{one} | dkd()".encode() for one in texts], [word.encode() for word in words], method),
-        **{f"reader of {name}": Target([case.content], [case.content[:64]], reader(name)) for name, case in CASES.items()},
+        "method parser": Target(
+            [f"{one} | dkd()".encode() for one in texts], [word.encode() for word in words], method
+        ),
+        **{
+            f"reader of {name}": Target([case.content], [case.content[:64]], reader(name))
+            for name, case in CASES.items()
+        },
     }
 
 
@@ -71,7 +94,8 @@ def targets() -> dict[str, Target]:
 def damaged(draw: st.DrawFn, target: Target) -> bytes:
     content = draw(st.sampled_from(target.good))
     pieces = st.binary(max_size=8) | st.sampled_from(target.words)
-    cuts = st.none() | st.integers(0, 60)  # None: as long as what comes in its place, so that lengths still fit
+    # None: as long as what comes in its place, so that lengths still fit
+    cuts = st.none() | st.integers(0, 60)
     for at, cut, piece in draw(st.lists(st.tuples(st.floats(0, 1), cuts, pieces), max_size=6)):
         place = int(at * len(content))
         content = content[:place] + piece + content[place + (len(piece) if cut is None else cut) :]
@@ -87,7 +111,8 @@ class Tried:
 
     def __init__(self, target: Target) -> None:
         self.target, self.accepted, self.refused, self.slowest = target, 0, 0, 0.0
-        target.read(target.good[0])  # so that what it imports is there before anybody looks at the clock
+        # so that what it imports is there before anybody looks at the clock
+        target.read(target.good[0])
 
     def __call__(self, content: bytes) -> None:
         from feddkd.errors import InputError
@@ -103,7 +128,10 @@ class Tried:
 
     def __str__(self) -> str:
         total = self.accepted + self.refused
-        return f"{total:,} inputs, {self.accepted:,} read, {self.refused:,} refused, the slowest in {self.slowest:.2f} s"
+        return (
+            f"{total:,} inputs, {self.accepted:,} read, {self.refused:,} refused, the slowest in"
+            f" {self.slowest:.2f} s"
+        )
 
 
 @contextlib.contextmanager
@@ -124,7 +152,13 @@ def by_hypothesis(target: Target, inputs: int) -> Tried:
     tried = Tried(target)
 
     @seed(SEED)
-    @settings(max_examples=inputs, deadline=None, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=inputs,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
     @given(damaged(target))
     def try_all(content: bytes) -> None:
         tried(content)
@@ -146,7 +180,8 @@ def by_atheris(name: str, inputs: int) -> None:
         for number, content in enumerate(target.good):
             (Path(corpus) / str(number)).write_bytes(content)
         options = (
-            f"-runs={inputs} -seed={SEED} -timeout={LONGEST} -max_total_time={MOST} -max_len=40000 -artifact_prefix={SCRATCH}-"
+            f"-runs={inputs} -seed={SEED} -timeout={LONGEST} -max_total_time={MOST} -max_len=40000"
+            f" -artifact_prefix={SCRATCH}-"
         )
         atheris.Setup([sys.argv[0], *options.split(), corpus], Tried(target))
         atheris.Fuzz()
@@ -168,7 +203,9 @@ def main(inputs: int) -> None:
     for name in targets():
         command = [sys.executable, __file__, "--atheris", name, str(25 * inputs)]
         with tempfile.TemporaryDirectory() as place:  # libFuzzer ends without a chance to clear up
-            done = subprocess.run(command, env={**os.environ, "TMPDIR": place}, capture_output=True, text=True)
+            done = subprocess.run(
+                command, env={**os.environ, "TMPDIR": place}, capture_output=True, text=True
+            )
         if done.returncode:
             sys.exit(f"{name}: a finding\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
         told = [line for line in done.stderr.splitlines() if line.startswith("Done ")]

@@ -1,7 +1,8 @@
 """Break the code on purpose, one thing at a time, and see a test fail for each: `make mutants`.
 
-Each mutant changes one text in one file, in a copy of the package. One that no test notices is a hole in the tests. The list is
-also in docs/testing.md; a test sees to it that every mutant still applies.
+Each mutant changes one text in one file, in a copy of the package. One that no test notices is a
+hole in the tests. The list is also in docs/testing.md; a test sees to it that every mutant still
+applies.
 """
 
 import os
@@ -115,11 +116,11 @@ MUTANTS = [
     Mutant("DKD goes on though it hurts", "methods/dkd.py",
            "better = (loss < lowest) |", "better = (loss < loss + 1) |", ("tests/test_dkd.py",)),
     Mutant("examples set aside are taught all the same", "data/batches.py",
-           "if reads.spare and examples > 1 else None", "if False else None", ("tests/test_batches.py", "tests/test_dkd.py")),
+           "if reads.spare and examples > 1\n        else None", "if False\n        else None", ("tests/test_batches.py", "tests/test_dkd.py")),
     Mutant("a bound that bounds only the parameters", "methods/aggregation.py",
-           "for g, tensors in upload.items() for n", "for g, tensors in list(upload.items())[:1] for n", GATHERING),
+           "for g, tensors in upload.items()\n        for n", "for g, tensors in list(upload.items())[:1]\n        for n", GATHERING),
     Mutant("updates within the bound stretched to it", "methods/aggregation.py",
-           "torch.where(norm > most, here", "torch.where(norm > 0, here", GATHERING),
+           "norm > most, here", "norm > 0, here", GATHERING),
     Mutant("noise not divided by the number of clients", "methods/aggregation.py",
            'reach / len(rates["clients"])', "reach", GATHERING),
     Mutant("the same noise every time", "methods/aggregation.py",
@@ -165,7 +166,7 @@ MUTANTS = [
     Mutant("uploads over the wire are not looked at", "flower/engine.py",
            "check(upload, pattern, finite=training)", "upload", FLOWER),
     Mutant("a client that has not begun holds nothing", "flower/engine.py",
-           """{"expects": self.held.get(client, FIRST),""", """{"expects": self.held.get(client, FIRST) or NOTHING,""", FLOWER),
+           """"expects": self.held.get(client, FIRST),""", """"expects": self.held.get(client, FIRST) or NOTHING,""", FLOWER),
     Mutant("uploads go out without their masks", "flower/client_masking.py",
            "words = words + mask(", "words = words + 0 * mask(", MASKS),
     Mutant("one key for all exchanges of a round", "flower/client_masking.py",
@@ -178,7 +179,7 @@ MUTANTS = [
            'held["seeds" if int(member) in there else "keys"]', 'held["keys" if int(member) in there else "seeds"]', MASKS),
     Mutant("a node that insists on masks forgets to", "flower/node.py",
            'if own.secure and page["key"][0]', 'if False and page["key"][0]', SECURE),
-    Mutant("masked uploads weigh the same", "flower/client_masking.py",
+    Mutant("masked uploads weigh the same", "flower/masking.py",
            "examples if rule is Collect.MEAN_BY_EXAMPLES else clients", "clients", SECURE),
     Mutant("masks shared with the silent stay in the sum", "flower/secure.py",
            "yield -pairwise(", "yield 0 * pairwise(", SECURE),
@@ -199,13 +200,13 @@ MUTANTS = [
     Mutant("non-persistent buffers are sent", "models/tensor_kinds.py",
            "frozenset(buffers),", 'frozenset({names[id(tensor)] for tensor in net.buffers()}),', KINDS),
     Mutant("weights of a given network are thrown away", "models/functional.py",
-           "state = {name: tensor.detach().to(\"cpu\", copy=True)", "state = {name: torch.zeros_like(tensor)", KINDS),
+           "name: tensor.detach().to(\"cpu\", copy=True)", "name: torch.zeros_like(tensor)", KINDS),
     Mutant("a network is built without the seed", "models/functional.py",
            "    with seeded_generators(key):\n        net = build()", "    net = build()", KINDS),
     Mutant("NumPy's generator is not seeded", "models/seeded_build.py", "np.random.seed(seed % 2**32)", "pass", KINDS),
     Mutant("Python's generator is not seeded", "models/seeded_build.py", "random.seed(seed)\n            yield", "yield", KINDS),
-    Mutant("dropout as a function draws from a generator", "models/keyed_draws.py", '"dropout", "alpha_dropout", "dropout1d"',
-           '"alpha_dropout", "dropout1d"', OWN_NETWORKS),
+    Mutant("dropout as a function draws from a generator", "models/keyed_draws.py", '"dropout",\n        "alpha_dropout",\n        "dropout1d"',
+           '"alpha_dropout",\n        "dropout1d"', OWN_NETWORKS),
     Mutant("dropout between recurrent layers draws from a generator", "models/keyed_draws.py",
            '**dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), _recurrent),', "", OWN_NETWORKS),
     Mutant("dropout in fused attention draws from a generator", "models/keyed_draws.py",
@@ -237,15 +238,34 @@ def is_caught(mutant: Mutant) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
         for part in ("src", "tests", "experiments"):
-            shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+            shutil.copytree(
+                ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
+            )
         shutil.copy(ROOT / "pyproject.toml", copy)
         target = copy / "src" / "feddkd" / mutant.file
-        target.write_text(target.read_text(encoding="utf-8").replace(mutant.old, mutant.new), encoding="utf-8")
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *mutant.tests]
+        target.write_text(
+            target.read_text(encoding="utf-8").replace(mutant.old, mutant.new), encoding="utf-8"
+        )
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-x",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:xdist",
+            *mutant.tests,
+        ]
         environment = {**os.environ, "PYTHONPATH": str(copy / "src"), "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=600)
+        done = subprocess.run(
+            command, cwd=copy, env=environment, capture_output=True, text=True, timeout=600
+        )
         if done.returncode not in (0, 1):  # anything else is not a failing test
-            sys.exit(f"{mutant.what}: pytest ended with status {done.returncode}\n{done.stdout}{done.stderr}")
+            sys.exit(
+                f"{mutant.what}: pytest ended with status {done.returncode}\n{done.stdout}{done.stderr}"
+            )
         return done.returncode == 1
 
 

@@ -36,9 +36,17 @@ class Block(nn.Module):
     def __init__(self, a: int, b: int, stride: int, norm: Callable[[int], nn.Module]) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.Conv2d(a, b, 3, stride, 1, bias=False), norm(b), nn.ReLU(), nn.Conv2d(b, b, 3, 1, 1, bias=False), norm(b)
+            nn.Conv2d(a, b, 3, stride, 1, bias=False),
+            norm(b),
+            nn.ReLU(),
+            nn.Conv2d(b, b, 3, 1, 1, bias=False),
+            norm(b),
         )
-        self.skip = nn.Sequential(nn.Conv2d(a, b, 1, stride, bias=False), norm(b)) if stride > 1 or a != b else nn.Identity()
+        self.skip = (
+            nn.Sequential(nn.Conv2d(a, b, 1, stride, bias=False), norm(b))
+            if stride > 1 or a != b
+            else nn.Identity()
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.relu(self.body(x) + self.skip(x))
@@ -51,7 +59,9 @@ def resnet18(norm: Callable[[int], nn.Module]) -> nn.Module:
         blocks += [Block(a, b, stride, norm), Block(b, b, 1, norm)]
         width = b
     stem = nn.Conv2d(2, 2, 3, 1, 1, bias=False), norm(2), nn.ReLU()
-    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, CLASSES))
+    return nn.Sequential(
+        *stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, CLASSES)
+    )
 
 
 class Recurrent(nn.Module):
@@ -109,11 +119,20 @@ class Fused(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.qkv, self.out = nn.Embedding(WORDS, 4), nn.Linear(4, 12), nn.Linear(4, CLASSES)
+        self.embed, self.qkv, self.out = (
+            nn.Embedding(WORDS, 4),
+            nn.Linear(4, 12),
+            nn.Linear(4, CLASSES),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (part.unflatten(-1, (2, 2)).transpose(1, 2) for part in self.qkv(self.embed(x)).chunk(3, -1))
-        seen = functional.scaled_dot_product_attention(q, k, v, dropout_p=0.3 * self.training, is_causal=True)
+        q, k, v = (
+            part.unflatten(-1, (2, 2)).transpose(1, 2)
+            for part in self.qkv(self.embed(x)).chunk(3, -1)
+        )
+        seen = functional.scaled_dot_product_attention(
+            q, k, v, dropout_p=0.3 * self.training, is_causal=True
+        )
         return self.out(seen.transpose(1, 2).flatten(2)[:, -1])
 
 
@@ -121,8 +140,13 @@ class ViT(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.patch = nn.Conv2d(2, 4, 4, 4)
-        self.token, self.place = nn.Parameter(torch.zeros(1, 1, 4)), nn.Parameter(torch.randn(1, 5, 4) * 0.02)
-        layer = nn.TransformerEncoderLayer(4, 2, 8, 0.1, functional.gelu, batch_first=True, norm_first=True)
+        self.token, self.place = (
+            nn.Parameter(torch.zeros(1, 1, 4)),
+            nn.Parameter(torch.randn(1, 5, 4) * 0.02),
+        )
+        layer = nn.TransformerEncoderLayer(
+            4, 2, 8, 0.1, functional.gelu, batch_first=True, norm_first=True
+        )
         self.body = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
         self.norm, self.out = nn.LayerNorm(4), nn.Linear(4, CLASSES)
 
@@ -135,7 +159,10 @@ class ViT(nn.Module):
 class Mixer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.patch, self.norms = nn.Conv2d(2, 4, 4, 4), nn.ModuleList(nn.LayerNorm(4) for _ in range(2))
+        self.patch, self.norms = (
+            nn.Conv2d(2, 4, 4, 4),
+            nn.ModuleList(nn.LayerNorm(4) for _ in range(2)),
+        )
         self.tokens = nn.Sequential(nn.Linear(4, 6), nn.GELU(), nn.Linear(6, 4))
         self.channels = nn.Sequential(nn.Linear(4, 6), nn.GELU(), nn.Linear(6, 4))
         self.out = nn.Linear(4, CLASSES)
@@ -151,10 +178,16 @@ class TiedAutoencoder(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.encode, self.bias, self.out = nn.Linear(6, 4), nn.Parameter(torch.zeros(6)), nn.Linear(6, CLASSES)
+        self.encode, self.bias, self.out = (
+            nn.Linear(6, 4),
+            nn.Parameter(torch.zeros(6)),
+            nn.Linear(6, CLASSES),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.out(functional.linear(torch.tanh(self.encode(x)), self.encode.weight.t(), self.bias) - x)
+        return self.out(
+            functional.linear(torch.tanh(self.encode(x)), self.encode.weight.t(), self.bias) - x
+        )
 
 
 class TiedLanguage(nn.Module):
@@ -180,7 +213,9 @@ class UNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         first = functional.relu(self.norm(self.down(x)))
         inner = functional.relu(self.inner(functional.max_pool2d(first, 2)))
-        return self.out(functional.relu(self.join(torch.cat([first, self.up(inner)], 1)))).mean((2, 3))
+        return self.out(functional.relu(self.join(torch.cat([first, self.up(inner)], 1)))).mean(
+            (2, 3)
+        )
 
 
 class Shared(nn.Module):
@@ -236,7 +271,10 @@ class FrozenNorm(nn.Module):
 class OwnParameters(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.w, self.b = nn.Parameter(torch.randn(CLASSES, 6) * 0.3), nn.Parameter(torch.zeros(CLASSES))
+        self.w, self.b = (
+            nn.Parameter(torch.randn(CLASSES, 6) * 0.3),
+            nn.Parameter(torch.zeros(CLASSES)),
+        )
         self.scales = nn.ParameterList([torch.ones(6), torch.ones(6) * 0.5])
 
     def forward(self, x: Tensor) -> Tensor:
@@ -267,9 +305,17 @@ class Noisy(nn.Module):
         self.out = nn.Linear(6, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + 0.1 * torch.randn_like(x) + 0.1 * torch.rand(x.shape) * torch.bernoulli(torch.full_like(x, 0.5))
+        x = (
+            x
+            + 0.1 * torch.randn_like(x)
+            + 0.1 * torch.rand(x.shape) * torch.bernoulli(torch.full_like(x, 0.5))
+        )
         if self.training:
-            x = x * torch.normal(1.0, 0.1, (6,)) + 0.01 * x.new_empty(x.shape).uniform_() + 0.01 * torch.randint(0, 3, (6,))
+            x = (
+                x * torch.normal(1.0, 0.1, (6,))
+                + 0.01 * x.new_empty(x.shape).uniform_()
+                + 0.01 * torch.randint(0, 3, (6,))
+            )
             x = x + 0.01 * functional.gumbel_softmax(x, 1.0)
         return self.out(x)
 
@@ -277,7 +323,10 @@ class Noisy(nn.Module):
 class StochasticDepth(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layers, self.out = nn.ModuleList(nn.Linear(6, 6) for _ in range(2)), nn.Linear(6, CLASSES)
+        self.layers, self.out = (
+            nn.ModuleList(nn.Linear(6, 6) for _ in range(2)),
+            nn.Linear(6, CLASSES),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:

@@ -1,5 +1,6 @@
-"""FedDKD and its relatives once more, in plain PyTorch: modules, torch.optim, autograd, loops. Nothing here calls the package's
-mathematics; only who is active and who reads which examples when is taken from it, since that is a choice and not a formula.
+"""FedDKD and its relatives once more, in plain PyTorch: modules, torch.optim, autograd, loops.
+Nothing here calls the package's mathematics; only who is active and who reads which examples when
+is taken from it, since that is a choice and not a formula.
 
 Written from the paper's Algorithms 1 to 5 and from the formulas of the methods' own papers.
 """
@@ -17,7 +18,8 @@ from feddkd.data.batches import Reads, draw
 from feddkd.rounds.loop import choose
 
 Pair = tuple[Tensor, Tensor]
-Extra = Callable[[nn.Module, nn.Module, Tensor], Tensor]  # (local net, net that was sent, features) -> what is added to the loss
+# (local net, net that was sent, features) -> what is added to the loss
+Extra = Callable[[nn.Module, nn.Module, Tensor], Tensor]
 
 
 @dataclass
@@ -32,7 +34,8 @@ class Plain:
     lr: float
     lr_decay: float = 1.0
     extra: Extra | None = None
-    dkd: dict[str, Any] | None = None  # steps, batch_size, lr, lr_decay, lr_step_decay, warmup, student
+    # steps, batch_size, lr, lr_decay, lr_step_decay, warmup, student
+    dkd: dict[str, Any] | None = None
     private: Callable[[str], bool] = lambda name: False
     own: dict[int, dict[str, Tensor]] = field(default_factory=dict)  # client -> its private tensors
     dkd_phase: int = 1  # DKD's place among the method's phases, counted from 0
@@ -63,7 +66,9 @@ class Plain:
             if self.extra is not None:
                 loss = loss + self.extra(net, sent, features[-1])
             parameters = list(net.parameters())
-            for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+            for parameter, gradient in zip(
+                parameters, torch.autograd.grad(loss, parameters), strict=True
+            ):
                 parameter.grad = gradient
             optimiser.step()
         last._forward_pre_hooks.clear()
@@ -77,17 +82,28 @@ class Plain:
                 for k, net in teachers.items():
                     self.own.setdefault(k, {})[name] = net.state_dict()[name].clone()
             elif state[name].is_floating_point():
-                state[name] = sum(len(self.clients[k][1]) / total * net.state_dict()[name] for k, net in teachers.items())
+                state[name] = sum(
+                    len(self.clients[k][1]) / total * net.state_dict()[name]
+                    for k, net in teachers.items()
+                )
             else:
-                state[name] = torch.stack([net.state_dict()[name] for net in teachers.values()]).max()
+                state[name] = torch.stack(
+                    [net.state_dict()[name] for net in teachers.values()]
+                ).max()
         self.net.load_state_dict(state)
 
     def distil(self, teachers: dict[int, nn.Module], t: int, j: int) -> None:
         assert self.dkd is not None
-        sums = {name: torch.zeros_like(parameter) for name, parameter in self.net.named_parameters() if not self.private(name)}
+        sums = {
+            name: torch.zeros_like(parameter)
+            for name, parameter in self.net.named_parameters()
+            if not self.private(name)
+        }
         for k, teacher in teachers.items():
             (indices,) = draw(
-                Reads(self.dkd["batch_size"], steps=1), len(self.clients[k][1]), (self.seed, t, self.dkd_phase, j, k)
+                Reads(self.dkd["batch_size"], steps=1),
+                len(self.clients[k][1]),
+                (self.seed, t, self.dkd_phase, j, k),
             )
             x, student = self.clients[k][0][indices], self.client_view(k).eval()
             if self.dkd.get("student") == "batch":
@@ -98,7 +114,11 @@ class Plain:
             shared = [parameter for name, parameter in student.named_parameters() if name in sums]
             for name, gradient in zip(sums, torch.autograd.grad(loss, shared), strict=True):
                 sums[name] += gradient
-        gamma = self.dkd["lr"] * self.dkd.get("lr_decay", 1.0) ** (t - 1) * self.dkd.get("lr_step_decay", 1.0) ** (j - 1)
+        gamma = (
+            self.dkd["lr"]
+            * self.dkd.get("lr_decay", 1.0) ** (t - 1)
+            * self.dkd.get("lr_step_decay", 1.0) ** (j - 1)
+        )
         with torch.no_grad():
             for name, parameter in self.net.named_parameters():
                 if name in sums:
@@ -108,7 +128,11 @@ class Plain:
 def proximal_sum(mu: float) -> Extra:
     def extra(net: nn.Module, sent: nn.Module, features: Tensor) -> Tensor:
         pairs = zip(net.parameters(), sent.parameters(), strict=True)
-        return mu / 2 * torch.cat([(w - start.detach()).flatten() for w, start in pairs]).square().sum()
+        return (
+            mu
+            / 2
+            * torch.cat([(w - start.detach()).flatten() for w, start in pairs]).square().sum()
+        )
 
     return extra
 

@@ -1,4 +1,7 @@
-"""Methods against client drift once more, in plain PyTorch (see plain.py): modules, autograd, loops, the papers' formulas."""
+"""Methods against client drift once more, in plain PyTorch (see plain.py):
+
+modules, autograd, loops, the papers' formulas.
+"""
 
 import copy
 from collections.abc import Callable
@@ -43,7 +46,9 @@ class Hooked(Plain):
     rho: float = 0.0
     nesterov: bool = False
 
-    def term(self, k: int, net: nn.Module, sent: nn.Module, x: Tensor, y: Tensor, z: Tensor, out: Tensor) -> Tensor:
+    def term(
+        self, k: int, net: nn.Module, sent: nn.Module, x: Tensor, y: Tensor, z: Tensor, out: Tensor
+    ) -> Tensor:
         return torch.zeros((), dtype=torch.float64)
 
     def direction(self, k: int, name: str, gradient: Tensor) -> Tensor:
@@ -84,7 +89,11 @@ class Scaffold(Hooked):
     c_k: dict[int, Numbers] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.c = {name: torch.zeros_like(tensor) for name, tensor in numbers(self.net).items() if name in self.shared()}
+        self.c = {
+            name: torch.zeros_like(tensor)
+            for name, tensor in numbers(self.net).items()
+            if name in self.shared()
+        }
         self.c_k = {k: dict(self.c) for k in range(len(self.clients))}
         self.change: dict[int, Numbers] = {}
 
@@ -92,8 +101,15 @@ class Scaffold(Hooked):
         return gradient - self.c_k[k][name] + self.c[name] if name in self.c else gradient
 
     def end(self, k: int, t: int, net: nn.Module, sent: nn.Module, steps: int) -> None:
-        before, after, scale = numbers(sent), numbers(net), length(steps, self.rho, self.nesterov) * self.rate(t)
-        fresh = {name: self.c_k[k][name] - self.c[name] + (before[name] - after[name]) / scale for name in self.c}
+        before, after, scale = (
+            numbers(sent),
+            numbers(net),
+            length(steps, self.rho, self.nesterov) * self.rate(t),
+        )
+        fresh = {
+            name: self.c_k[k][name] - self.c[name] + (before[name] - after[name]) / scale
+            for name in self.c
+        }
         self.change[k] = {name: fresh[name] - self.c_k[k][name] for name in self.c}
         self.c_k[k] = fresh
 
@@ -109,10 +125,16 @@ class FedDyn(Hooked):
     alpha: float = 0.01
 
     def __post_init__(self) -> None:
-        self.h = {name: torch.zeros_like(tensor) for name, tensor in numbers(self.net).items() if name in self.shared()}
+        self.h = {
+            name: torch.zeros_like(tensor)
+            for name, tensor in numbers(self.net).items()
+            if name in self.shared()
+        }
         self.h_k = {k: dict(self.h) for k in range(len(self.clients))}
 
-    def term(self, k: int, net: nn.Module, sent: nn.Module, x: Tensor, y: Tensor, z: Tensor, out: Tensor) -> Tensor:
+    def term(
+        self, k: int, net: nn.Module, sent: nn.Module, x: Tensor, y: Tensor, z: Tensor, out: Tensor
+    ) -> Tensor:
         total, start = torch.zeros((), dtype=torch.float64), numbers(sent)
         for name, parameter in net.named_parameters():
             if name in self.h:
@@ -122,14 +144,20 @@ class FedDyn(Hooked):
 
     def end(self, k: int, t: int, net: nn.Module, sent: nn.Module, steps: int) -> None:
         before, after = numbers(sent), numbers(net)
-        self.h_k[k] = {name: h - self.alpha * (after[name] - before[name]) for name, h in self.h_k[k].items()}
+        self.h_k[k] = {
+            name: h - self.alpha * (after[name] - before[name]) for name, h in self.h_k[k].items()
+        }
 
     def average(self, teachers: dict[int, nn.Module]) -> None:
         before, trained = numbers(self.net), [numbers(net) for net in teachers.values()]
         super().average(teachers)
         for name in self.h:
-            self.h[name] = self.h[name] - self.alpha / len(self.clients) * sum(w[name] - before[name] for w in trained)
-            self.put({name: sum(w[name] for w in trained) / len(trained) - self.h[name] / self.alpha})
+            self.h[name] = self.h[name] - self.alpha / len(self.clients) * sum(
+                w[name] - before[name] for w in trained
+            )
+            self.put(
+                {name: sum(w[name] for w in trained) / len(trained) - self.h[name] / self.alpha}
+            )
 
 
 @dataclass
@@ -159,10 +187,17 @@ class Moon(Hooked):
     def __post_init__(self) -> None:
         self.previous = {k: copy.deepcopy(self.net) for k in range(len(self.clients))}
 
-    def term(self, k: int, net: nn.Module, sent: nn.Module, x: Tensor, y: Tensor, z: Tensor, out: Tensor) -> Tensor:
+    def term(
+        self, k: int, net: nn.Module, sent: nn.Module, x: Tensor, y: Tensor, z: Tensor, out: Tensor
+    ) -> Tensor:
         total = torch.zeros((), dtype=torch.float64)
-        for own, glob, prev in zip(z, features(sent, x), features(self.previous[k], x), strict=True):
-            near, far = (torch.exp(own @ other / own.norm() / other.norm() / self.temperature) for other in (glob, prev))
+        for own, glob, prev in zip(
+            z, features(sent, x), features(self.previous[k], x), strict=True
+        ):
+            near, far = (
+                torch.exp(own @ other / own.norm() / other.norm() / self.temperature)
+                for other in (glob, prev)
+            )
             total = total - torch.log(near / (near + far))
         return self.mu * total / len(y)
 
@@ -172,7 +207,9 @@ class Moon(Hooked):
 
 def soft_targets(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
     taught = softmax(teacher / temperature, dim=1)
-    return temperature**2 * kl_div(log_softmax(student / temperature, dim=1), taught, reduction="batchmean")
+    return temperature**2 * kl_div(
+        log_softmax(student / temperature, dim=1), taught, reduction="batchmean"
+    )
 
 
 @dataclass
@@ -180,9 +217,16 @@ class FedNTD(Hooked):
     beta: float = 1.0
     temperature: float = 1.0
 
-    def term(self, k: int, net: nn.Module, sent: nn.Module, x: Tensor, y: Tensor, z: Tensor, out: Tensor) -> Tensor:
+    def term(
+        self, k: int, net: nn.Module, sent: nn.Module, x: Tensor, y: Tensor, z: Tensor, out: Tensor
+    ) -> Tensor:
         def others(scores: Tensor) -> Tensor:
-            return torch.stack([torch.cat([row[:label], row[label + 1 :]]) for row, label in zip(scores, y, strict=True)])
+            return torch.stack(
+                [
+                    torch.cat([row[:label], row[label + 1 :]])
+                    for row, label in zip(scores, y, strict=True)
+                ]
+            )
 
         return self.beta * soft_targets(others(logits(sent, x)), others(out), self.temperature)
 
@@ -198,14 +242,22 @@ class FedGKD(Hooked):
 
     def train_locally(self, k: int, t: int) -> nn.Module:
         if len(self.begun) < t:
-            self.begun.append({name: tensor.clone() for name, tensor in self.net.state_dict().items()})
+            self.begun.append(
+                {name: tensor.clone() for name, tensor in self.net.state_dict().items()}
+            )
         return super().train_locally(k, t)
 
-    def term(self, k: int, net: nn.Module, sent: nn.Module, x: Tensor, y: Tensor, z: Tensor, out: Tensor) -> Tensor:
+    def term(
+        self, k: int, net: nn.Module, sent: nn.Module, x: Tensor, y: Tensor, z: Tensor, out: Tensor
+    ) -> Tensor:
         if len(self.begun) == 1:
             return torch.zeros((), dtype=torch.float64)
         teacher, last = copy.deepcopy(sent), self.begun[-self.buffer :]
-        floats = [name for name, tensor in last[0].items() if tensor.is_floating_point() and not self.private(name)]
+        floats = [
+            name
+            for name, tensor in last[0].items()
+            if tensor.is_floating_point() and not self.private(name)
+        ]
         mean = {name: sum(state[name] for state in last) / len(last) for name in floats}
         teacher.load_state_dict({**teacher.state_dict(), **mean})
         return self.c * soft_targets(logits(teacher, x), out, self.temperature)

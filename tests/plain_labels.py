@@ -1,5 +1,6 @@
-"""FedDistill and FedGen once more, in plain PyTorch, from the formulas: see plain.py. The noise of the generator is drawn by the
-package's keys, since that is a choice and not a formula."""
+"""FedDistill and FedGen once more, in plain PyTorch, from the formulas: see plain.py. The noise of
+the generator is drawn by the package's keys, since that is a choice and not a formula.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -51,7 +52,9 @@ class Labelled(Plain):
 
     def after_training(self, nets: dict[int, nn.Module], t: int) -> None: ...
 
-    def added(self, net: nn.Module, logits: Tensor, y: Tensor, k: int, t: int, key: Tensor) -> Tensor:
+    def added(
+        self, net: nn.Module, logits: Tensor, y: Tensor, k: int, t: int, key: Tensor
+    ) -> Tensor:
         raise NotImplementedError
 
     def note(self, k: int, logits: Tensor, y: Tensor) -> None: ...
@@ -62,9 +65,11 @@ class PlainFedDistill(Labelled):
     coefficient: float = 1.0
     leave_one_out: bool = False
     first_count: int = 1
-    sums: dict[tuple[int, int], Tensor] = field(default_factory=dict)  # (client, label) -> sum of logits
+    # (client, label) -> sum of logits
+    sums: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     counts: dict[tuple[int, int], int] = field(default_factory=dict)
-    last: dict[int, dict[int, Tensor]] = field(default_factory=dict)  # client of the last round -> label -> mean logits it sent
+    # client of the last round -> label -> mean logits it sent
+    last: dict[int, dict[int, Tensor]] = field(default_factory=dict)
 
     def note(self, k: int, logits: Tensor, y: Tensor) -> None:
         for row, label in zip(logits, y.tolist(), strict=True):
@@ -83,10 +88,14 @@ class PlainFedDistill(Labelled):
                     self.last[k][label] = torch.zeros(outputs, dtype=torch.float64)
 
     def teachers(self, k: int, label: int) -> list[Tensor]:
-        others = [rows for client, rows in self.last.items() if not (self.leave_one_out and client == k)]
+        others = [
+            rows for client, rows in self.last.items() if not (self.leave_one_out and client == k)
+        ]
         return [rows[label] for rows in others if label in rows]
 
-    def added(self, net: nn.Module, logits: Tensor, y: Tensor, k: int, t: int, key: Tensor) -> Tensor:
+    def added(
+        self, net: nn.Module, logits: Tensor, y: Tensor, k: int, t: int, key: Tensor
+    ) -> Tensor:
         total = torch.zeros((), dtype=torch.float64)
         for row, label in zip(logits, y.tolist(), strict=True):
             if teachers := self.teachers(k, label):
@@ -108,7 +117,8 @@ class PlainFedGen(Labelled):
     published: bool = False
     diversity: float = 1.0
     known: set[int] = field(default_factory=set)
-    counts: dict[int, list[int]] = field(default_factory=dict)  # client of this round -> its label counts
+    # client of this round -> its label counts
+    counts: dict[int, list[int]] = field(default_factory=dict)
     adam: torch.optim.Optimizer | None = None
 
     def before_training(self, k: int, t: int) -> None:
@@ -120,13 +130,19 @@ class PlainFedGen(Labelled):
 
     def make(self, y: Tensor, key: Tensor, stream: int) -> tuple[Tensor, Tensor]:
         noise = uniform(key, (len(y), self.noise), stream).double()
-        return noise, self.generator(torch.cat([noise, nn.functional.one_hot(y, self.classes).double()], dim=1))
+        return noise, self.generator(
+            torch.cat([noise, nn.functional.one_hot(y, self.classes).double()], dim=1)
+        )
 
     def some(self, labels: set[int], key: Tensor, size: int) -> Tensor:
         choice = sorted(labels)
-        return torch.tensor([choice[int(u * len(choice))] for u in uniform(key, (size,), 2000).double().tolist()])
+        return torch.tensor(
+            [choice[int(u * len(choice))] for u in uniform(key, (size,), 2000).double().tolist()]
+        )
 
-    def added(self, net: nn.Module, logits: Tensor, y: Tensor, k: int, t: int, key: Tensor) -> Tensor:
+    def added(
+        self, net: nn.Module, logits: Tensor, y: Tensor, k: int, t: int, key: Tensor
+    ) -> Tensor:
         if t == 1:
             return torch.zeros((), dtype=torch.float64)
         self.generator.eval()
@@ -137,7 +153,10 @@ class PlainFedGen(Labelled):
         fade = 0.98 ** (t - 1)
         right = nn.functional.cross_entropy(head(invented), drawn)
         agree = kl_div(log_softmax(logits, dim=1), target, reduction="batchmean")
-        return self.generated / self.reads.batch_size * self.alpha * fade * right + self.beta * fade * agree
+        return (
+            self.generated / self.reads.batch_size * self.alpha * fade * right
+            + self.beta * fade * agree
+        )
 
     def after_training(self, nets: dict[int, nn.Module], t: int) -> None:
         self.counts = {k: self.counts[k] for k in nets}
@@ -149,19 +168,28 @@ class PlainFedGen(Labelled):
         self.generator.train()
         for number in step_keys((self.seed, t, 1, 1, -1), self.steps):
             key = torch.tensor(int(number))
-            descend(self.adam, self.generator, self.generator_loss(nets, self.some(present, key, self.size), key))
+            descend(
+                self.adam,
+                self.generator,
+                self.generator_loss(nets, self.some(present, key, self.size), key),
+            )
 
     def generator_loss(self, nets: dict[int, nn.Module], y: Tensor, key: Tensor) -> Tensor:
         noise, made = self.make(y, key, 2001)
         loss = torch.zeros((), dtype=torch.float64)
         for k, net in nets.items():
-            shares = [self.counts[k][c] / sum(own[c] for own in self.counts.values()) for c in y.tolist()]
+            shares = [
+                self.counts[k][c] / sum(own[c] for own in self.counts.values()) for c in y.tolist()
+            ]
             weight = torch.tensor(shares, dtype=torch.float64)
             errors = nn.functional.cross_entropy(last_layer(net)(made), y, reduction="none")
-            product = errors * weight.reshape(-1, 1) if self.published else errors * weight  # the slip: [B] times [B, 1]
+            # the slip: [B] times [B, 1]
+            product = errors * weight.reshape(-1, 1) if self.published else errors * weight
             loss = loss + product.mean()
         pairs = [
-            ((noise[i] - noise[j]) ** 2).mean() * (made[i] - made[j]).abs().mean() for i in range(len(y)) for j in range(len(y))
+            ((noise[i] - noise[j]) ** 2).mean() * (made[i] - made[j]).abs().mean()
+            for i in range(len(y))
+            for j in range(len(y))
         ]
         return loss + self.diversity * torch.exp(-torch.stack(pairs).mean())
 

@@ -1,5 +1,6 @@
-"""FedMA once more, in plain PyTorch, from the paper's Algorithm 1: modules, torch.optim, state dicts, and every permutation
-tried. Nothing here calls the package's mathematics."""
+"""FedMA once more, in plain PyTorch, from the paper's Algorithm 1: modules, torch.optim, state
+dicts, and every permutation tried. Nothing here calls the package's mathematics.
+"""
 
 import copy
 from dataclasses import dataclass, field
@@ -18,7 +19,10 @@ Pair = tuple[Tensor, Tensor]
 
 @dataclass
 class PlainFedMA:
-    """One run. `layers` says, layer by layer, which modules belong together: a full or convolutional one and its batch norm."""
+    """One run. `layers` says, layer by layer, which modules belong together:
+
+    a full or convolutional one and its batch norm.
+    """
 
     net: nn.Sequential
     clients: list[Pair]
@@ -31,7 +35,8 @@ class PlainFedMA:
     by_labels: bool = True
     sweeps: int = 5
     dkd_steps: int = 0
-    moved: int = 0  # how many units changed places: a test of matching where none does would show little
+    # how many units changed places: a test of matching where none does would show little
+    moved: int = 0
     nets: dict[int, nn.Sequential] = field(default_factory=dict)
 
     def run(self, rounds: int, cohort: int) -> None:
@@ -52,7 +57,9 @@ class PlainFedMA:
             for k, net in self.nets.items():
                 if at > 0:
                     for name in self.layers[at - 1]:
-                        net.get_submodule(name).load_state_dict(self.net.get_submodule(name).state_dict())
+                        net.get_submodule(name).load_state_dict(
+                            self.net.get_submodule(name).state_dict()
+                        )
                     self.permute_inputs(net, at, orders[k])
                 self.train(net, k, t, at)
             orders = self.take_average(self.nets, at)
@@ -70,13 +77,21 @@ class PlainFedMA:
 
     def train(self, net: nn.Sequential, k: int, t: int, at: int) -> None:
         frozen = [net.get_submodule(name) for names in self.layers[:at] for name in names]
-        held = [{key: tensor.clone() for key, tensor in module.state_dict().items()} for module in frozen]
+        held = [
+            {key: tensor.clone() for key, tensor in module.state_dict().items()}
+            for module in frozen
+        ]
         still = {id(parameter) for module in frozen for parameter in module.parameters()}
-        optimiser = torch.optim.SGD([p for p in net.parameters() if id(p) not in still], **self.settings)
+        optimiser = torch.optim.SGD(
+            [p for p in net.parameters() if id(p) not in still], **self.settings
+        )
         x, y = self.clients[k]
         net.train()
         for indices in draw(self.reads, len(y), (self.seed, t, at, 1, k)):
-            loss, free = cross_entropy(net(x[indices]), y[indices]), optimiser.param_groups[0]["params"]
+            loss, free = (
+                cross_entropy(net(x[indices]), y[indices]),
+                optimiser.param_groups[0]["params"],
+            )
             for parameter, gradient in zip(free, torch.autograd.grad(loss, free), strict=True):
                 parameter.grad = gradient
             optimiser.step()
@@ -127,10 +142,20 @@ class PlainFedMA:
 
     def units(self, net: nn.Sequential, at: int) -> Tensor:
         module = net.get_submodule(self.layers[at][0])
-        return torch.cat([parameter.detach().reshape(len(parameter), -1) for parameter in module.parameters()], dim=1)
+        return torch.cat(
+            [parameter.detach().reshape(len(parameter), -1) for parameter in module.parameters()],
+            dim=1,
+        )
 
 
-def distil(net: nn.Module, teachers: dict[int, nn.Sequential], clients: list[Pair], path: Any, lr: float, size: int) -> None:
+def distil(
+    net: nn.Module,
+    teachers: dict[int, nn.Sequential],
+    clients: list[Pair],
+    path: Any,
+    lr: float,
+    size: int,
+) -> None:
     """One DKD step; `path` is (seed, round, phase, step)."""
     sums = [torch.zeros_like(parameter) for parameter in net.parameters()]
     for k, teacher in teachers.items():
@@ -139,15 +164,21 @@ def distil(net: nn.Module, teachers: dict[int, nn.Sequential], clients: list[Pai
         with torch.no_grad():
             taught = softmax(copy.deepcopy(teacher).eval()(x), dim=1)
         loss = -(taught * log_softmax(student(x), dim=1)).sum(dim=1).mean()
-        for total, gradient in zip(sums, torch.autograd.grad(loss, list(student.parameters())), strict=True):
+        for total, gradient in zip(
+            sums, torch.autograd.grad(loss, list(student.parameters())), strict=True
+        ):
             total += gradient
     with torch.no_grad():
         for parameter, total in zip(net.parameters(), sums, strict=True):
             parameter.sub_(lr * total / len(teachers))
 
 
-def best_orders(units: dict[int, Tensor], shares: dict[int, float], sweeps: int) -> dict[int, list[int]]:
-    """One client after another, heaviest first, put in the order nearest to the average of the others, by trying all orders."""
+def best_orders(
+    units: dict[int, Tensor], shares: dict[int, float], sweeps: int
+) -> dict[int, list[int]]:
+    """One client after another, heaviest first, put in the order nearest to the average of the
+    others, by trying all orders.
+    """
     turns = sorted(units, key=lambda k: -shares[k])
     width = len(units[turns[0]])
     orders = {turns[0]: list(range(width))}
@@ -156,7 +187,12 @@ def best_orders(units: dict[int, Tensor], shares: dict[int, float], sweeps: int)
         total = sum(shares[j] for j in others)
         mean = torch.stack([shares[j] / total * units[j][orders[j]] for j in others]).sum(0)
         distances = ((mean[:, None] - units[k][None]) ** 2).sum(2).tolist()
-        return list(min(permutations(range(width)), key=lambda order: sum(distances[i][u] for i, u in enumerate(order))))
+        return list(
+            min(
+                permutations(range(width)),
+                key=lambda order: sum(distances[i][u] for i, u in enumerate(order)),
+            )
+        )
 
     for k in turns[1:]:
         orders[k] = nearest(k, list(orders))

@@ -1,4 +1,7 @@
-"""Astraea's mediators once more, in plain PyTorch: modules, torch.optim, loops. Nothing here calls the package's mathematics."""
+"""Astraea's mediators once more, in plain PyTorch:
+
+modules, torch.optim, loops. Nothing here calls the package's mathematics.
+"""
 
 import copy
 import math
@@ -40,7 +43,14 @@ class PlainAstraea:
                 results.append((net, sum(len(self.clients[k][1]) for k in group)))
             self.average(results)
             for j in range(1, self.dkd_steps + 1):
-                distil(self.net, dict(sorted(teachers.items())), self.clients, (self.seed, t, 2, j), lr=0.3, size=5)
+                distil(
+                    self.net,
+                    dict(sorted(teachers.items())),
+                    self.clients,
+                    (self.seed, t, 2, j),
+                    lr=0.3,
+                    size=5,
+                )
 
     def mediators(self, free: list[int]) -> list[list[int]]:
         groups = []
@@ -66,7 +76,9 @@ class PlainAstraea:
         parameters = list(net.parameters())
         for indices in draw(self.reads, len(y), path):
             loss = cross_entropy(net(x[indices]), y[indices])
-            for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+            for parameter, gradient in zip(
+                parameters, torch.autograd.grad(loss, parameters), strict=True
+            ):
                 parameter.grad = gradient
             optimiser.step()
 

@@ -1,7 +1,9 @@
-"""FedAvg, SCAFFOLD and DKD once more for any module, in plain PyTorch: the module itself, torch.optim, autograd, loops.
+"""FedAvg, SCAFFOLD and DKD once more for any module, in plain PyTorch: the module itself,
+torch.optim, autograd, loops.
 
-Nothing here calls the package's mathematics. Who reads which examples in which order is taken from it, and so are the random
-numbers that a module draws in forward (`keyed`): these are choices and not formulas.
+Nothing here calls the package's mathematics. Who reads which examples in which order is taken from
+it, and so are the random numbers that a module draws in forward (`keyed`): these are choices and
+not formulas.
 """
 
 import copy
@@ -25,7 +27,9 @@ Logits = Callable[[Any], Tensor]  # what the network returns -> logits
 
 @dataclass
 class PlainNetworks:
-    """One federated run of FedAvg or SCAFFOLD, with DKD steps behind it where `distil` says how many."""
+    """One federated run of FedAvg or SCAFFOLD, with DKD steps behind it where `distil` says how
+    many.
+    """
 
     net: nn.Module  # the global model
     clients: list[Pair]
@@ -62,7 +66,9 @@ class PlainNetworks:
         trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
         optimiser = torch.optim.SGD(trained, lr=self.lr)
         batches = draw(self.reads, len(y), (self.seed, t, 0, 1, k))
-        for indices, number in zip(batches, step_keys((self.seed, t, 0, 1, k), len(batches)), strict=True):
+        for indices, number in zip(
+            batches, step_keys((self.seed, t, 0, 1, k), len(batches)), strict=True
+        ):
             optimiser.zero_grad()
             with keyed(net, torch.tensor(int(number))):
                 found = self.logits(net(x[indices]))
@@ -72,7 +78,9 @@ class PlainNetworks:
                     if not self.own_names(name):
                         assert parameter.grad is not None
                         zero = torch.zeros_like(parameter)
-                        parameter.grad += self.control.get(name, zero) - self.controls.get(k, {}).get(name, zero)
+                        parameter.grad += self.control.get(name, zero) - self.controls.get(
+                            k, {}
+                        ).get(name, zero)
             optimiser.step()
         return net
 
@@ -85,7 +93,10 @@ class PlainNetworks:
                     slope = (sent[name].detach() - parameter.detach()) / (steps * self.lr)
                     change[name] = slope - self.control.get(name, torch.zeros_like(slope))
             old = self.controls.get(k, {})
-            self.controls[k] = {name: old.get(name, torch.zeros_like(tensor)) + tensor for name, tensor in change.items()}
+            self.controls[k] = {
+                name: old.get(name, torch.zeros_like(tensor)) + tensor
+                for name, tensor in change.items()
+            }
             changes.append(change)
         for name in changes[0]:
             mean = sum(change[name] for change in changes) / len(self.clients)
@@ -100,17 +111,27 @@ class PlainNetworks:
                 for k, tensor in every.items():
                     self.own.setdefault(k, {})[name] = tensor
             elif state[name].is_floating_point():
-                state[name] = sum(len(self.clients[k][1]) / total * tensor for k, tensor in every.items())
+                state[name] = sum(
+                    len(self.clients[k][1]) / total * tensor for k, tensor in every.items()
+                )
             else:
                 state[name] = torch.stack(list(every.values())).amax(0)
         self.net.load_state_dict(state)
 
     def teach(self, trained: Mapping[int, nn.Module], t: int, j: int) -> None:
-        sums = {name: torch.zeros_like(w) for name, w in trainable(self.net).items() if not self.own_names(name)}
+        sums = {
+            name: torch.zeros_like(w)
+            for name, w in trainable(self.net).items()
+            if not self.own_names(name)
+        }
         for k, teacher in trained.items():
             key = (self.seed, t, 1, j, k)
             (indices,) = draw(Reads(5, steps=1), len(self.clients[k][1]), key)
-            x, student, number = self.clients[k][0][indices], self.view(k).eval(), torch.tensor(int(step_keys(key, 1)[0]))
+            x, student, number = (
+                self.clients[k][0][indices],
+                self.view(k).eval(),
+                torch.tensor(int(step_keys(key, 1)[0])),
+            )
             with torch.no_grad(), keyed(teacher.eval(), number):
                 taught = softmax(self.logits(teacher(x)), dim=1)
             with keyed(student, number):
@@ -127,4 +148,6 @@ class PlainNetworks:
 
 
 def trainable(net: nn.Module) -> dict[str, Tensor]:
-    return {name: parameter for name, parameter in net.named_parameters() if parameter.requires_grad}
+    return {
+        name: parameter for name, parameter in net.named_parameters() if parameter.requires_grad
+    }

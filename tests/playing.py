@@ -30,14 +30,24 @@ def execute(
 
 
 def job_of(
-    model: Model, method: str, federations: Sequence[Federation], starts: Sequence[Any], seeds: Sequence[int], **more: Any
+    model: Model,
+    method: str,
+    federations: Sequence[Federation],
+    starts: Sequence[Any],
+    seeds: Sequence[int],
+    **more: Any,
 ) -> Job:
     """Return a job in float64; `starts` are pairs of parameters and buffers."""
-    each = [Start(seed, own, *start) for seed, own, start in zip(seeds, federations, starts, strict=True)]
+    each = [
+        Start(seed, own, *start)
+        for seed, own, start in zip(seeds, federations, starts, strict=True)
+    ]
     return Job(model, parse(method), each, **{"dtype": torch.float64, **more})
 
 
-def play_job(job: Job, engine: str, device: str = "cpu", **options: Any) -> tuple[list[Run], list[dict[int, Row]]]:
+def play_job(
+    job: Job, engine: str, device: str = "cpu", **options: Any
+) -> tuple[list[Run], list[dict[int, Row]]]:
     """Play a job; return its runs and the rows of each round."""
     with Simulation(job, engine, device, options) as simulation:
         rows = list(simulation.rounds())

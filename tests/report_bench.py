@@ -1,7 +1,9 @@
-"""How large the page of many long runs is, how long it takes to write and to open: `make report-bench`.
+"""How large the page of many long runs is, how long it takes to write and to open: `make
+report-bench`.
 
-90 runs of 660 rounds, made up (18 methods, 5 seeds, 20 clients), with everything recorded that can be. Opening is measured in
-browsers that are running already, from the address to the first chart, which fills the screen, and to the last.
+90 runs of 660 rounds, made up (18 methods, 5 seeds, 20 clients), with everything recorded that can
+be. Opening is measured in browsers that are running already, from the address to the first chart,
+which fills the screen, and to the last.
 """
 
 import json
@@ -25,10 +27,16 @@ def opened(page: Path, times: int = 3) -> dict[str, float]:
         with chromium() as browser:
             browser.look().open_blank()
             browser.open(page)
-            marks = browser.run("return ['first', 'all'].map((name) => performance.getEntriesByName(name)[0].startTime)")
+            marks = browser.run(
+                "return ['first', 'all'].map((name) =>"
+                " performance.getEntriesByName(name)[0].startTime)"
+            )
             first.append(marks[0] / 1000)
             last.append(marks[1] / 1000)
-    return {"first_chart_seconds": round(median(first), 2), "all_charts_seconds": round(median(last), 2)}
+    return {
+        "first_chart_seconds": round(median(first), 2),
+        "all_charts_seconds": round(median(last), 2),
+    }
 
 
 def measure(methods: int = 18, seeds: int = 5, rounds: int = 660) -> dict[str, Any]:
@@ -40,7 +48,11 @@ def measure(methods: int = 18, seeds: int = 5, rounds: int = 660) -> dict[str, A
         read = time.perf_counter()
         write(records, page)
         done = time.perf_counter()
-        told = {"runs": len(records), "rounds": rounds, "megabytes": round(page.stat().st_size / 1e6, 2)}
+        told = {
+            "runs": len(records),
+            "rounds": rounds,
+            "megabytes": round(page.stat().st_size / 1e6, 2),
+        }
         told |= {"read_seconds": round(read - began, 2), "write_seconds": round(done - read, 2)}
         return told | (opened(page) if found() else {})
 

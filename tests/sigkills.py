@@ -1,8 +1,9 @@
 """Kill runs at random moments, and see each go on to the same bits: `make faults`.
 
-A parent that has imported everything forks a child for every run, so that a cycle takes as long as the run and not as long as the
-start of Python. After each SIGKILL a copy of what is left is run to its end and compared, file by file, with a run that nobody
-disturbed; then the same folder is taken up again, to be killed further on, until it is finished and a new one begins.
+A parent that has imported everything forks a child for every run, so that a cycle takes as long as
+the run and not as long as the start of Python. After each SIGKILL a copy of what is left is run to
+its end and compared, file by file, with a run that nobody disturbed; then the same folder is taken
+up again, to be killed further on, until it is finished and a new one begins.
 """
 
 import os
@@ -60,11 +61,17 @@ def main(kills: int) -> None:
     torch.set_num_threads(1)
     began, dice, done, checkpoints = time.perf_counter(), random.Random(SEED), 0, 0
     place = Path(tempfile.mkdtemp(prefix="sigkills-"))
-    # children find data and libraries ready: much of what a run needs is imported with its first gradient
+    # children find data and libraries ready: much of what a run needs is imported with its first
+    # gradient
     execute([experiment(rounds=1)], out=place / "first", engine="serial")
     whole: dict[tuple[str, str], dict[str, bytes]] = {}
     seconds: dict[tuple[str, str], float] = {}
-    cells = list(islice(zip(cycle(METHODS), cycle(ENGINES)), min(len(METHODS) * len(ENGINES), max(3, kills // 8))))
+    cells = list(
+        islice(
+            zip(cycle(METHODS), cycle(ENGINES)),
+            min(len(METHODS) * len(ENGINES), max(3, kills // 8)),
+        )
+    )
     for method, engine in cycle(cells):
         cell, cut = (method, engine), place / f"{method} {engine}"
         if cell not in whole:
@@ -79,15 +86,18 @@ def main(kills: int) -> None:
         if cut.exists():
             shutil.copytree(cut, place / "copy")
         if finish(method, engine, place / "copy") != whole[cell]:
-            sys.exit(f"kill {done} (seed {SEED}): {method} on {engine} ended in other bits; {cut} and {place / 'copy'} have both")
+            sys.exit(
+                f"kill {done} (seed {SEED}): {method} on {engine} ended in other bits; {cut} and"
+                f" {place / 'copy'} have both"
+            )
         shutil.rmtree(place / "copy")
         if done == kills:
             break
     shutil.rmtree(place)
     print(
-        f"{done} SIGKILLs, seed {SEED}, over {len({m for m, _ in cells})} methods and {len({e for _, e in cells})} engines, "
-        f"{checkpoints} of them after a checkpoint: each resumed to the identical record and weights, "
-        f"in {time.perf_counter() - began:.0f} s"
+        f"{done} SIGKILLs, seed {SEED}, over {len({m for m, _ in cells})} methods and"
+        f" {len({e for _, e in cells})} engines, {checkpoints} of them after a checkpoint: each"
+        f" resumed to the identical record and weights, in {time.perf_counter() - began:.0f} s"
     )
 
 

@@ -14,11 +14,16 @@ from feddkd.data.transforms import transform
 Pair = tuple[Tensor, Tensor]
 
 
-def clients(sizes: Sequence[int] = (12, 20, 33), features: int = 5, classes: int = 3, seed: int = 0) -> list[Pair]:
+def clients(
+    sizes: Sequence[int] = (12, 20, 33), features: int = 5, classes: int = 3, seed: int = 0
+) -> list[Pair]:
     """Clients that differ: each draws its examples around a centre of its own."""
     draw = torch.Generator().manual_seed(seed)
     return [
-        (torch.randn(n, features, generator=draw, dtype=torch.float64) + k, torch.randint(0, classes, (n,), generator=draw))
+        (
+            torch.randn(n, features, generator=draw, dtype=torch.float64) + k,
+            torch.randint(0, classes, (n,), generator=draw),
+        )
         for k, n in enumerate(sizes)
     ]
 
@@ -29,7 +34,9 @@ def pooled(data: Sequence[Pair]) -> Pair:
 
 def network(features: int = 5, classes: int = 3, hidden: int = 7, seed: int = 1) -> nn.Module:
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, classes)).double()
+    return nn.Sequential(
+        nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, classes)
+    ).double()
 
 
 def federation(data: Sequence[Pair]) -> Federation:
@@ -38,7 +45,13 @@ def federation(data: Sequence[Pair]) -> Federation:
 
 def run(text: str, data: Sequence[Pair], net: nn.Module, **options: Any) -> Result:
     """A run in float64 from the network's own weights."""
-    settings = {"rounds": 2, "seed": 3, "initial": net.state_dict(), "dtype": torch.float64, **options}
+    settings = {
+        "rounds": 2,
+        "seed": 3,
+        "initial": net.state_dict(),
+        "dtype": torch.float64,
+        **options,
+    }
     return simulate(model=net, clients=data, test=pooled(data), method=text, **settings)
 
 

@@ -1,7 +1,8 @@
-"""Two thousand rounds of a tiny job, with record and checkpoints: memory must stay flat. `make soak`.
+"""Two thousand rounds of a tiny job, with record and checkpoints: memory must stay flat. `make
+soak`.
 
-Resident memory is read after a third of the rounds, when everything has been used once and the pool has traced its steps, and at
-the end.
+Resident memory is read after a third of the rounds, when everything has been used once and the pool
+has traced its steps, and at the end.
 """
 
 import ctypes
@@ -21,11 +22,14 @@ from interrupted import ENGINES
 from playing import execute as execute_watched
 
 ROUNDS = 2000
-MOST = 0.03  # growth of memory between the two readings; a row a round, kept for the summary, is part of it
+# growth of memory between the two readings; a row a round, kept for the summary, is part of it
+MOST = 0.03
 
 
 def resident() -> int:
-    """Bytes of memory that this process holds, without what it could give back at once, and its workers."""
+    """Bytes of memory that this process holds, without what it could give back at once, and its
+    workers.
+    """
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     everybody = ["self", *(worker.pid for worker in active_children())]
@@ -41,9 +45,17 @@ def soak(engine: str, rounds: int) -> tuple[int, int]:
             readings.append(resident())
 
     method = "scaffold(steps=2, batch_size=8) | dkd(steps=1, batch_size=8)"
-    tiny = Experiment(method, partition="iid()", model="mlp(hidden='4')", clients=6, cohort=3, rounds=rounds)
+    tiny = Experiment(
+        method, partition="iid()", model="mlp(hidden='4')", clients=6, cohort=3, rounds=rounds
+    )
     with tempfile.TemporaryDirectory() as out:
-        execute_watched([tiny], out=Path(out), on_row=look, every=Every(rounds=max(rounds // 40, 1)), **ENGINES[engine])
+        execute_watched(
+            [tiny],
+            out=Path(out),
+            on_row=look,
+            every=Every(rounds=max(rounds // 40, 1)),
+            **ENGINES[engine],
+        )
     first, last = readings
     return first, last
 

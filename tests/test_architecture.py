@@ -13,7 +13,8 @@ from mutants import MUTANTS, Mutant
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "feddkd"
 
-# Imports go one way: a package may import those on the lines above it, and nothing from its own line but itself.
+# Imports go one way: a package may import those on the lines above it, and nothing from its own
+# line but itself.
 LEVELS = [
     ["errors", "version", "randomness", "tensors", "old_paths"],
     ["spec"],
@@ -27,7 +28,8 @@ LEVELS = [
     ["extend", "papers"],
     ["cli"],
 ]
-INFRASTRUCTURE = ("local", "registry", "aggregation", "losses", "optimisers", "unit_matching")  # of methods/
+# of methods/
+INFRASTRUCTURE = ("local", "registry", "aggregation", "losses", "optimisers", "unit_matching")
 LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}
 FILES = sorted(SOURCE.rglob("*.py"))
 FLOWER = [*(SOURCE / "flower").rglob("*.py")]  # which alone may import flwr
@@ -44,7 +46,9 @@ def imported(path: Path) -> set[str]:
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            found.add(f"{node.module}" if node.module != "feddkd" else f"feddkd.{node.names[0].name}")
+            found.add(
+                f"{node.module}" if node.module != "feddkd" else f"feddkd.{node.names[0].name}"
+            )
     return found
 
 
@@ -53,7 +57,9 @@ def test_imports_go_one_way(path: Path) -> None:
     own = package_of(path)
     for name in imported(path):
         other = name.split(".")[1] if name.startswith("feddkd.") else own
-        assert other == own or LEVEL[other] < LEVEL[own], f"{path.name} imports {name}, which is not below it"
+        assert other == own or LEVEL[other] < LEVEL[own], (
+            f"{path.name} imports {name}, which is not below it"
+        )
 
 
 def test_few_modules_lie_loose_at_the_top() -> None:
@@ -99,12 +105,25 @@ main()
 
 
 def test_without_flower_there_is_everything_but_flower(tmp_path: Path) -> None:
-    """Every module can be imported and every command but `flower` works; that one says what it needs."""
-    modules = [".".join(("feddkd", *path.relative_to(SOURCE).with_suffix("").parts)) for path in FILES if path not in FLOWER]
+    """Every module can be imported and every command but `flower` works; that one says what it
+    needs.
+    """
+    modules = [
+        ".".join(("feddkd", *path.relative_to(SOURCE).with_suffix("").parts))
+        for path in FILES
+        if path not in FLOWER
+    ]
     (tmp_path / "tiny.toml").write_text("method = 'fedavg(epochs=1)'\nclients = 2\nrounds = 1\n")
-    command = [sys.executable, "-c", WITHOUT_FLOWER, *(name for name in modules if not name.endswith("__main__"))]
+    command = [
+        sys.executable,
+        "-c",
+        WITHOUT_FLOWER,
+        *(name for name in modules if not name.endswith("__main__")),
+    ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.stderr.splitlines()[-1].endswith("this needs Flower: pip install 'feddkd[flower]'"), done.stderr
+    assert done.stderr.splitlines()[-1].endswith(
+        "this needs Flower: pip install 'feddkd[flower]'"
+    ), done.stderr
     assert done.returncode == 2
 
 
@@ -119,11 +138,14 @@ def test_the_library_prints_nothing(path: Path) -> None:
         assert not re.search(r"\bprint\(", path.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("path", sorted((SOURCE / "methods").glob("[a-z]*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", sorted((SOURCE / "methods").glob("[a-z]*.py")), ids=lambda path: path.name
+)
 def test_a_methods_file_says_who_published_it(path: Path) -> None:
     if path.stem not in INFRASTRUCTURE:
         assert re.search(
-            r"arXiv:\d{4}\.\d{5}|doi:10\.\d{4,}/", ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+            r"arXiv:\d{4}\.\d{5}|doi:10\.\d{4,}/",
+            ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "",
         )
 
 

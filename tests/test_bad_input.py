@@ -1,7 +1,7 @@
 """Whatever a user hands in is used or refused: one clear line, exit status 2, nothing half-written.
 
-What one reader refuses is tested beside it (test_formats.py, test_spelling.py, test_experiment.py, ...); here it comes in by the
-front door.
+What one reader refuses is tested beside it (test_formats.py, test_spelling.py, test_experiment.py,
+...); here it comes in by the front door.
 """
 
 import json
@@ -21,7 +21,12 @@ from feddkd.data.sources.formats import CIFAR
 from fuzz import by_hypothesis, targets
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (60, 1, 8, 8)).astype(np.uint8)
-GOOD: dict[str, Any] = {"x_train": IMAGES, "y_train": np.arange(60) % 3, "x_test": IMAGES[:12], "y_test": np.arange(12) % 3}
+GOOD: dict[str, Any] = {
+    "x_train": IMAGES,
+    "y_train": np.arange(60) % 3,
+    "x_test": IMAGES[:12],
+    "y_test": np.arange(12) % 3,
+}
 FLOATS = {"x_train": IMAGES / 255, "x_test": IMAGES[:12] / 255}
 
 
@@ -34,7 +39,13 @@ def refused(done: Done, says: str) -> None:
 
 
 def run(feddkd: Feddkd, *settings: str) -> Done:
-    return feddkd("run", "tiny.toml", "--engine", "serial", *(word for setting in settings for word in ("--set", setting)))
+    return feddkd(
+        "run",
+        "tiny.toml",
+        "--engine",
+        "serial",
+        *(word for setting in settings for word in ("--set", setting)),
+    )
 
 
 # --- data
@@ -45,11 +56,17 @@ def run(feddkd: Feddkd, *settings: str) -> Done:
     [
         ({**FLOATS, "x_train": np.where(IMAGES.max() == IMAGES, np.nan, IMAGES / 255)}, "NaN"),
         ({**FLOATS, "x_test": np.full((12, 1, 8, 8), np.inf)}, "infinite"),
-        ({"x_train": IMAGES.astype(np.int32), "x_test": IMAGES[:12].astype(np.int32)}, "or floating point, not torch.int32"),
+        (
+            {"x_train": IMAGES.astype(np.int32), "x_test": IMAGES[:12].astype(np.int32)},
+            "or floating point, not torch.int32",
+        ),
         ({"x_train": IMAGES.astype(complex), "x_test": IMAGES[:12].astype(complex)}, "complex128"),
         ({"x_train": IMAGES.astype(str)}, "an array of <U3"),
         ({"x_train": IMAGES[:, 0, 0, 0]}, "must be of shape (N, ...)"),
-        ({"x_train": IMAGES.transpose(0, 2, 3, 1), "x_test": IMAGES[:12].transpose(0, 2, 3, 1)}, "looks like channels last"),
+        (
+            {"x_train": IMAGES.transpose(0, 2, 3, 1), "x_test": IMAGES[:12].transpose(0, 2, 3, 1)},
+            "looks like channels last",
+        ),
         ({"x_test": IMAGES[:12, :, :7, :7]}, "must be alike"),
         ({"x_train": IMAGES[:0], "y_train": np.arange(0)}, "not empty"),
         ({"x_test": IMAGES[:0], "y_test": np.arange(0)}, "not empty"),
@@ -57,17 +74,26 @@ def run(feddkd: Feddkd, *settings: str) -> Done:
         ({"y_train": np.full(60, 10**9)}, "labels must lie in"),
         ({"y_train": np.arange(60) / 7}, "whole numbers"),
         ({"y_train": np.arange(59)}, "60 examples need labels of shape (60,), not (59,)"),
-        ({"x_train": IMAGES[:4], "y_train": np.arange(4)}, "5 clients cannot share 4 training examples"),
+        (
+            {"x_train": IMAGES[:4], "y_train": np.arange(4)},
+            "5 clients cannot share 4 training examples",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
-)  # fmt: skip
+)
 def test_arrays_that_make_no_sense(feddkd: Feddkd, changes: dict[str, Any], says: str) -> None:
     np.savez("own.npz", allow_pickle=True, **{**GOOD, **changes})
     refused(run(feddkd, "data=npz(path='own.npz')", "partition=iid()", "validation=0"), says)
 
 
 @pytest.mark.parametrize(
-    "damage", [lambda c: c[: len(c) // 2], lambda c: b"", lambda c: c[:300] + b"???" + c[303:], lambda c: b"hello"]
+    "damage",
+    [
+        lambda c: c[: len(c) // 2],
+        lambda c: b"",
+        lambda c: c[:300] + b"???" + c[303:],
+        lambda c: b"hello",
+    ],
 )
 def test_damaged_arrays(feddkd: Feddkd, damage: Callable[[bytes], bytes]) -> None:
     np.savez("own.npz", allow_pickle=False, **GOOD)
@@ -83,21 +109,32 @@ class Hostile:
 
 
 def test_a_hostile_pickle_in_a_data_file_is_not_run(feddkd: Feddkd) -> None:
-    np.savez("own.npz", allow_pickle=True, **{**GOOD, "x_train": np.array([Hostile()] * 60, object)})
+    np.savez(
+        "own.npz", allow_pickle=True, **{**GOOD, "x_train": np.array([Hostile()] * 60, object)}
+    )
     refused(run(feddkd, "data=npz(path='own.npz')"), "own.npz")
     refused(run(feddkd, "partition=saved(path='own.npz')"), "own.npz")
     Path("own.pkl").write_bytes(pickle.dumps(Hostile()))
     refused(run(feddkd, "partition=saved(path='own.pkl')"), "own.pkl: it holds no lists")
     Path("cifar-10-batches-py").mkdir()
     Path("cifar-10-batches-py/data_batch_1").write_bytes(
-        pickle.dumps({"data": np.zeros((10_000, *CIFAR), np.uint8).reshape(10_000, -1), "labels": Hostile()})
+        pickle.dumps(
+            {"data": np.zeros((10_000, *CIFAR), np.uint8).reshape(10_000, -1), "labels": Hostile()}
+        )
     )
-    refused(feddkd("run", "tiny.toml", "--set", "data=cifar10", "--data", "."), "mkdir, which no data file needs")
+    refused(
+        feddkd("run", "tiny.toml", "--set", "data=cifar10", "--data", "."),
+        "mkdir, which no data file needs",
+    )
     assert not Path("pwned").exists()
 
 
 def test_one_class_is_little_but_no_mistake(feddkd: Feddkd) -> None:
-    np.savez("own.npz", allow_pickle=False, **{**GOOD, "y_train": np.zeros(60, int), "y_test": np.zeros(12, int)})
+    np.savez(
+        "own.npz",
+        allow_pickle=False,
+        **{**GOOD, "y_train": np.zeros(60, int), "y_test": np.zeros(12, int)},
+    )
     assert run(feddkd, "data=npz(path='own.npz')", "partition=iid()", "rounds=1").status == 0
 
 
@@ -107,11 +144,20 @@ def test_one_class_is_little_but_no_mistake(feddkd: Feddkd) -> None:
 @pytest.mark.parametrize(
     ("setting", "says"),
     [
-        ("clients=1000000000000", "1000000000000 clients cannot share 1295 training examples: take fewer clients"),
-        ("partition=shards(per_client=10000000000)", "50000000000 shards cannot be cut from 1295 examples"),
+        (
+            "clients=1000000000000",
+            "1000000000000 clients cannot share 1295 training examples: take fewer clients",
+        ),
+        (
+            "partition=shards(per_client=10000000000)",
+            "50000000000 shards cannot be cut from 1295 examples",
+        ),
         ("partition=dirichlet(minimum=1000000)", "lower the minimum or the clients"),
         ("data=generated_digits(train=100000000000)", "train must be >= 1 and <= 1e+06"),
-        ("model=mlp(hidden='99999999999')", "digits and mlp(hidden='99999999999') cannot be made ready"),
+        (
+            "model=mlp(hidden='99999999999')",
+            "digits and mlp(hidden='99999999999') cannot be made ready",
+        ),
         ("transform=pad(pixels=1000000000)", "cannot be made ready"),
         ("validation=0.999", "cannot share"),
         ("method=fedavg(lr=-0.1)", "lr must be > 0, not -0.1"),
@@ -126,7 +172,9 @@ def test_absurd_values(feddkd: Feddkd, setting: str, says: str) -> None:
     refused(run(feddkd, setting), says)
 
 
-def test_what_shows_only_when_all_is_ready_leaves_no_folder_either(feddkd: Feddkd, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_shows_only_when_all_is_ready_leaves_no_folder_either(
+    feddkd: Feddkd, monkeypatch: pytest.MonkeyPatch
+) -> None:
     refused(run(feddkd, "method=feddf()"), "reads public data, and there is none")
     refused(feddkd("run", "tiny.toml", "--strategy", "brute"), "unknown strategy 'brute'")
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
@@ -135,7 +183,18 @@ def test_what_shows_only_when_all_is_ready_leaves_no_folder_either(feddkd: Feddk
 
 # --- places
 
-ODD = ["with space", "ünï✓cödé", "new\nline", "quo'te", 'quo"te', "-dash", "[bold]", "$HOME", "%s", "a|b"]
+ODD = [
+    "with space",
+    "ünï✓cödé",
+    "new\nline",
+    "quo'te",
+    'quo"te',
+    "-dash",
+    "[bold]",
+    "$HOME",
+    "%s",
+    "a|b",
+]
 
 
 @pytest.mark.parametrize("name", ODD)
@@ -143,16 +202,28 @@ def test_odd_names_are_names_like_any_other(feddkd: Feddkd, name: str) -> None:
     np.savez(f"{name}.npz", allow_pickle=False, **GOOD)
     data = f"npz(path={name + '.npz'!r})"
     text = f"{Path('tiny.toml').read_text()}data = {json.dumps(data)}\n"
-    Path(f"{name}.toml").write_text(text.replace("classes(per_client=2)", "iid()").replace("rounds = 2", "rounds = 1"))
+    Path(f"{name}.toml").write_text(
+        text.replace("classes(per_client=2)", "iid()").replace("rounds = 2", "rounds = 1")
+    )
     done = feddkd("run", "--engine", "serial", "--out", name, "--", f"{name}.toml")
     assert done.status == 0, done.err
     assert feddkd("report", "--", name).status == 0
-    refused(feddkd("run", "--out", "runs", "--", f"{name} not there.toml"), "not there.toml: No such file")
+    refused(
+        feddkd("run", "--out", "runs", "--", f"{name} not there.toml"),
+        "not there.toml: No such file",
+    )
 
 
-@pytest.mark.parametrize("place", ["tiny.toml", "tiny.toml/below", "/proc/nowhere", "/dev/null/x", "a" * 300, "loop/x"])
 @pytest.mark.parametrize(
-    "line", ["run tiny.toml --engine serial --out", "data pack tiny.toml --out", "data show tiny.toml --save"]
+    "place", ["tiny.toml", "tiny.toml/below", "/proc/nowhere", "/dev/null/x", "a" * 300, "loop/x"]
+)
+@pytest.mark.parametrize(
+    "line",
+    [
+        "run tiny.toml --engine serial --out",
+        "data pack tiny.toml --out",
+        "data show tiny.toml --save",
+    ],
 )
 def test_places_where_nothing_can_be_written(feddkd: Feddkd, line: str, place: str) -> None:
     os.symlink("loop", "loop")
@@ -173,7 +244,10 @@ def test_a_folder_that_may_not_be_written(feddkd: Feddkd) -> None:
 # --- anything at all
 
 
-@pytest.mark.parametrize("name", ["experiment loader", "method parser", "reader of arrays.npz", "reader of cifar10.pickle"])
+@pytest.mark.parametrize(
+    "name",
+    ["experiment loader", "method parser", "reader of arrays.npz", "reader of cifar10.pickle"],
+)
 def test_damaged_input_is_read_or_refused_and_nothing_else(name: str) -> None:
     tried = by_hypothesis(targets()[name], 100)
     assert tried.accepted + tried.refused >= 100

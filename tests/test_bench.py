@@ -1,4 +1,8 @@
-"""The benchmark: every job runs, its two sides do the same work, and its numbers mean what they say. Nothing here is timed."""
+"""The benchmark:
+
+every job runs, its two sides do the same work, and its numbers mean what they say. Nothing here is
+timed.
+"""
 
 import json
 import sys
@@ -10,11 +14,11 @@ import pytest
 import torch
 
 from feddkd.bench import JOBS, Bench, document, page, setting, sized
-from feddkd.bench.baseline import Loop
+from feddkd.bench.baseline import PlainLoop
 from feddkd.bench.clock import flops_an_example
 from feddkd.bench.engine_side import driven
-from feddkd.bench.jobs import DIRICHLET, FEMNIST, MANY_SMALL, Job
-from feddkd.bench.setting import Setting
+from feddkd.bench.jobs import DIRICHLET, FEMNIST, MANY_SMALL, BenchJob
+from feddkd.bench.setting import BenchSetting
 from feddkd.cli.app import main
 from feddkd.engines.select import ENGINES
 from feddkd.errors import InputError
@@ -24,7 +28,16 @@ from feddkd.models.registry import MODELS
 from small import distance
 
 CPU = torch.device("cpu")
-NUMBERS = ["seconds", "loop_seconds", "ratio", "images_per_second", "tflops", "peak_tflops", "peak_share", "figure"]
+NUMBERS = [
+    "seconds",
+    "loop_seconds",
+    "ratio",
+    "images_per_second",
+    "tflops",
+    "peak_tflops",
+    "peak_share",
+    "figure",
+]
 PROMISED = ["job", "engine", "strategy", "device", "precision", "unit", "repeats", *NUMBERS]
 ENGINES_HERE = [name for name in ("serial", "batched", "pool") if name in ENGINES]
 
@@ -32,7 +45,8 @@ ENGINES_HERE = [name for name in ("serial", "batched", "pool") if name in ENGINE
 @pytest.mark.parametrize("engine", ENGINES_HERE)
 @pytest.mark.parametrize("name", JOBS)
 def test_every_job_runs(name: str, engine: str) -> None:
-    strategy = "vmap" if engine == "batched" else None  # to choose one takes longer; the test below does, and `mlp` of the CLI
+    # to choose one takes longer; the test below does, and `mlp` of the CLI
+    strategy = "vmap" if engine == "batched" else None
     here = setting(engine=engine, device="cpu", strategy=strategy, repeats=1)
     runner = Bench(here, sized(device=CPU, small=True))
     entry = runner.measure(runner.find(name))
@@ -53,17 +67,20 @@ def test_the_choice_is_compared_with_every_single_strategy_and_the_loop(name: st
     assert len(page([entry], here).columns) == 8
 
 
-def whole_batches(job: Job) -> Job:
+def whole_batches(job: BenchJob) -> BenchJob:
     """With one batch of everything nothing random is left, so that two programs can be compared."""
     return replace(job, local=replace(job.local, batch_size=max(job.sizes)))
 
 
 @pytest.mark.parametrize("name", ["femnist", "mlp", "dkd"])
 def test_the_plain_loop_and_the_engine_do_the_same_work(name: str) -> None:
-    job, here = whole_batches(sized(device=CPU, small=True)[name]), setting(engine="serial", device="cpu", precision="fp64")
+    job, here = (
+        whole_batches(sized(device=CPU, small=True)[name]),
+        setting(engine="serial", device="cpu", precision="fp64"),
+    )
     job = replace(job, active=None)
     federations = job.federations(CPU)
-    loop = Loop.of(job, here, federations)
+    loop = PlainLoop.of(job, here, federations)
     with driven(job, here, federations) as drive:
         drive.play(1)
         if job.distil:
@@ -77,7 +94,11 @@ def test_the_plain_loop_and_the_engine_do_the_same_work(name: str) -> None:
 
 def test_the_jobs_are_of_the_stated_size() -> None:
     assert FEMNIST.sizes == [3120] * 10
-    assert (MANY_SMALL.sizes, MANY_SMALL.client_steps, MANY_SMALL.images_read) == ([50] * 1000, 250, 2500)
+    assert (MANY_SMALL.sizes, MANY_SMALL.client_steps, MANY_SMALL.images_read) == (
+        [50] * 1000,
+        250,
+        2500,
+    )
     assert sum(DIRICHLET.sizes) == 45_000
     assert max(DIRICHLET.sizes) > 2 * min(DIRICHLET.sizes)
     assert replace(FEMNIST, local=replace(FEMNIST.local, steps=49)).images_read == 31_200
@@ -93,7 +114,8 @@ def test_the_small_network_has_the_size_of_pfls() -> None:
 def test_operations_are_counted_for_the_forward_and_the_backward_pass() -> None:
     first, second = 2 * 64 * 64, 2 * 64 * 10
     net = MODELS.one("mlp(hidden='64')").build((64,), 10)
-    assert flops_an_example(net, (64,)) == (first + second, 2 * first + 3 * second)  # no gradient in the input
+    # no gradient in the input
+    assert flops_an_example(net, (64,)) == (first + second, 2 * first + 3 * second)
 
 
 def run_cli(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
@@ -106,7 +128,18 @@ def run_cli(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
 def test_the_command_ends_with_one_json_object_and_writes_it_to_a_file(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    words = ["--small", "--job", "mlp", "--repeats", "2", "--engine", "serial", "--device", "cpu", "--json"]
+    words = [
+        "--small",
+        "--job",
+        "mlp",
+        "--repeats",
+        "2",
+        "--engine",
+        "serial",
+        "--device",
+        "cpu",
+        "--json",
+    ]
     assert run_cli(monkeypatch, *words, "--out", str(tmp_path / "bench.json")) == 0
     told: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
     kept = json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"))
@@ -125,13 +158,22 @@ def test_the_command_ends_with_one_json_object_and_writes_it_to_a_file(
         (["--precision", "tf32"], "unknown precision 'tf32' on cpu"),
         (["--precision", "bf16"], "unknown precision 'bf16' on cpu"),
         (["--engine", "serial", "--strategy", "graph"], "engine 'serial' has no strategies"),
-        (["--engine", "serial", "--strategies"], "--strategies compares the choice of engine 'batched'"),
-        (["--strategy", "vmap", "--strategies"], "--strategies compares the choice of engine 'batched'"),
+        (
+            ["--engine", "serial", "--strategies"],
+            "--strategies compares the choice of engine 'batched'",
+        ),
+        (
+            ["--strategy", "vmap", "--strategies"],
+            "--strategies compares the choice of engine 'batched'",
+        ),
         (["--out", "no/such/folder/bench.json"], "cannot write no/such/folder/bench.json"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], complaint: str
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    complaint: str,
 ) -> None:
     assert run_cli(monkeypatch, "--small", "--device", "cpu", *words) == 2
     error = capsys.readouterr().err
@@ -147,13 +189,17 @@ def test_the_document_of_no_jobs_still_says_where_it_was_made() -> None:
 
 def test_an_engine_that_cannot_cast_is_not_measured_against_a_loop_that_does() -> None:
     with pytest.raises(InputError, match="engine 'serial' knows no precision bf16"):
-        _ = Setting("serial", torch.device("cuda"), "bf16", 1).options
+        _ = BenchSetting("serial", torch.device("cuda"), "bf16", 1).options
 
 
-@pytest.mark.parametrize(("precision", "allowed"), [("tf32", True), ("bf16", True), ("fp32", False), ("fp64", False)])
-def test_tf32_is_allowed_where_the_precision_says_so_and_put_back(precision: str, allowed: bool) -> None:
+@pytest.mark.parametrize(
+    ("precision", "allowed"), [("tf32", True), ("bf16", True), ("fp32", False), ("fp64", False)]
+)
+def test_tf32_is_allowed_where_the_precision_says_so_and_put_back(
+    precision: str, allowed: bool
+) -> None:
     flags = torch.backends.cuda.matmul, torch.backends.cudnn
     before = [flag.allow_tf32 for flag in flags]
-    with Setting("serial", torch.device("cuda"), precision, 1).arithmetic():
+    with BenchSetting("serial", torch.device("cuda"), precision, 1).arithmetic():
         assert [flag.allow_tf32 for flag in flags] == [allowed, allowed]
     assert [flag.allow_tf32 for flag in flags] == before

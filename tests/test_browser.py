@@ -1,4 +1,7 @@
-"""The page of a report in a real browser: Debian's Chromium. Elsewhere these tests say how to get it, and skip."""
+"""The page of a report in a real browser:
+
+Debian's Chromium. Elsewhere these tests say how to get it, and skip.
+"""
 
 import io
 import re
@@ -14,7 +17,9 @@ from PIL import Image
 
 from made_up import make
 
-browser = pytest.importorskip("browser", reason="selenium is not installed: pip install feddkd[dev]")
+browser = pytest.importorskip(
+    "browser", reason="selenium is not installed: pip install feddkd[dev]"
+)
 if not browser.found():
     pytest.skip(browser.MISSING, allow_module_level=True)
 
@@ -71,7 +76,10 @@ def soon(page: Any, script: str) -> None:
 
 
 def test_every_chart_is_drawn_and_none_is_blank(page: Any) -> None:
-    assert page.run("return [...document.querySelectorAll('.chart')].map((chart) => chart.id)") == CHARTS
+    assert (
+        page.run("return [...document.querySelectorAll('.chart')].map((chart) => chart.id)")
+        == CHARTS
+    )
     for chart in CHARTS:
         pixels = seen(page, f"#{chart}")
         assert len(np.unique(pixels.astype(int) @ [65536, 256, 1])) > 50, chart
@@ -97,11 +105,23 @@ def test_a_method_can_be_put_aside_and_taken_back(page: Any) -> None:
 
 def test_curves_are_drawn_against_whatever_is_chosen(page: Any) -> None:
     title = "return document.querySelector('#accuracy .xtitle').textContent"
-    before = page.run(title), page.run("return document.getElementById('accuracy').data.at(-1).x.at(-1)")
+    before = (
+        page.run(title),
+        page.run("return document.getElementById('accuracy').data.at(-1).x.at(-1)"),
+    )
     options = page.driver.find_elements(By.CSS_SELECTOR, "#axis option")
-    assert [option.text.split()[0] for option in options] == ["rounds", "communications", "local", "MB", "seconds"]
+    assert [option.text.split()[0] for option in options] == [
+        "rounds",
+        "communications",
+        "local",
+        "MB",
+        "seconds",
+    ]
     options[3].click()
-    after = page.run(title), page.run("return document.getElementById('accuracy').data.at(-1).x.at(-1)")
+    after = (
+        page.run(title),
+        page.run("return document.getElementById('accuracy').data.at(-1).x.at(-1)"),
+    )
     assert before == ("rounds", 12)
     assert after == ("MB sent and received by all clients", 24)
 
@@ -123,16 +143,26 @@ def test_dragging_zooms_and_a_double_click_goes_back(page: Any) -> None:
     )
     page.run("arguments[0].scrollIntoView({block: 'center'})", plot)
     whole = page.run(f"return {span}")
-    ActionChains(page.driver).move_to_element(plot).click_and_hold().move_by_offset(150, 60).release().perform()
+    ActionChains(page.driver).move_to_element(plot).click_and_hold().move_by_offset(
+        150, 60
+    ).release().perform()
     soon(page, f"{span}[1] - {span}[0] < {0.5 * (whole[1] - whole[0])}")
     ActionChains(page.driver).double_click(plot).perform()
     soon(page, f"{span}[1] - {span}[0] > {0.9 * (whole[1] - whole[0])}")
 
 
 def test_other_clients_partitions_and_matrices_can_be_chosen(page: Any) -> None:
-    for select, chart in {"theory-of": "theory", "clients-of": "clients", "clients-run": "clients", "partition-of": "partition",
-                          "confusion-of": "confusion"}.items():  # fmt: skip
-        state = f"return JSON.stringify(document.getElementById('{chart}').data.map((trace) => trace.z || trace.y))"
+    for select, chart in {
+        "theory-of": "theory",
+        "clients-of": "clients",
+        "clients-run": "clients",
+        "partition-of": "partition",
+        "confusion-of": "confusion",
+    }.items():
+        state = (
+            f"return JSON.stringify(document.getElementById('{chart}').data.map((trace) => trace.z"
+            " || trace.y))"
+        )
         before = page.run(state)
         page.driver.find_elements(By.CSS_SELECTOR, f"#{select} option")[-1].click()
         assert page.run(state) != before, select
@@ -144,7 +174,9 @@ def test_other_clients_partitions_and_matrices_can_be_chosen(page: Any) -> None:
 
 def luminance(colour: str) -> float:
     parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
-    linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    linear = [
+        part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    ]
     return float(np.dot([0.2126, 0.7152, 0.0722], linear))
 
 
@@ -180,13 +212,21 @@ def test_no_screen_is_too_narrow(page: Any, width: int) -> None:
     page.look(width=width)
     soon(page, f"document.documentElement.scrollWidth <= {width}")
     for chart in CHARTS:
-        soon(page, f"document.querySelector('#{chart} .main-svg').getBoundingClientRect().right <= {width}")
+        soon(
+            page,
+            f"document.querySelector('#{chart} .main-svg').getBoundingClientRect().right <="
+            f" {width}",
+        )
 
 
 def test_on_paper_it_is_light_and_whole_and_the_screen_is_as_before(page: Any) -> None:
     page.look(dark=True)
     assert page.printed().startswith(b"%PDF")
-    soon(page, "document.getElementById('theme').textContent === 'Light' && !document.documentElement.dataset.theme")
+    soon(
+        page,
+        "document.getElementById('theme').textContent === 'Light' &&"
+        " !document.documentElement.dataset.theme",
+    )
     soon(page, "document.querySelector('#accuracy .main-svg').getBoundingClientRect().width > 900")
 
 
@@ -199,14 +239,26 @@ def test_everything_that_can_be_worked_has_a_name_and_can_be_reached_by_keyboard
         !(one.getAttribute("aria-label") || one.textContent.trim() || one.labels?.[0]?.textContent.trim())).length"""
     assert page.run(unnamed) == 0
     assert page.run("return document.documentElement.lang") == "en"
-    levels = page.run("return [...document.querySelectorAll('h1, h2, h3')].map((one) => Number(one.tagName[1]))")
+    levels = page.run(
+        "return [...document.querySelectorAll('h1, h2, h3')].map((one) => Number(one.tagName[1]))"
+    )
     assert levels[0] == 1
     assert all(after - before <= 1 for before, after in pairwise(levels))
     reached = set()
     for _ in range(60):  # among them what the charts themselves offer
         ActionChains(page.driver).send_keys(Keys.TAB).perform()
         reached.add(page.run("return document.activeElement.id || document.activeElement.type"))
-    assert reached >= {"theme", "checkbox", "all", "none", "axis", "theory-of", "clients-run", "partition-of", "confusion-of"}
+    assert reached >= {
+        "theme",
+        "checkbox",
+        "all",
+        "none",
+        "axis",
+        "theory-of",
+        "clients-run",
+        "partition-of",
+        "confusion-of",
+    }
 
 
 def test_methods_are_toggled_by_keyboard_too(page: Any) -> None:
@@ -214,7 +266,9 @@ def test_methods_are_toggled_by_keyboard_too(page: Any) -> None:
     assert page.run(CURVES.format("accuracy")) == 6
 
 
-def test_a_page_that_is_watched_keeps_what_was_chosen_when_it_is_loaded_again(chromium: Any, report: Path) -> None:
+def test_a_page_that_is_watched_keeps_what_was_chosen_when_it_is_loaded_again(
+    chromium: Any, report: Path
+) -> None:
     with server(report.parent, 0, every=600) as serving:
         thread = threading.Thread(target=serving.serve_forever)
         thread.start()
@@ -225,6 +279,9 @@ def test_a_page_that_is_watched_keeps_what_was_chosen_when_it_is_loaded_again(ch
         chromium.drawn()
         serving.shutdown()
         thread.join()
-    assert chromium.run("return document.querySelector('#accuracy .xtitle').textContent") == "communications"
+    assert (
+        chromium.run("return document.querySelector('#accuracy .xtitle').textContent")
+        == "communications"
+    )
     assert chromium.run(CURVES.format("accuracy")) == 6
     assert chromium.complaints == []

@@ -21,8 +21,20 @@ from feddkd.experiment import KEYS
 from feddkd.methods import METHODS
 from feddkd.spec.types import Count
 
-PROMISED = ["digest", "method", "seed", "rounds", "test_accuracy", "best_round", "final_test_accuracy", "communications",
-            "local_steps", "bytes_up", "bytes_down", "seconds"]  # fmt: skip
+PROMISED = [
+    "digest",
+    "method",
+    "seed",
+    "rounds",
+    "test_accuracy",
+    "best_round",
+    "final_test_accuracy",
+    "communications",
+    "local_steps",
+    "bytes_up",
+    "bytes_down",
+    "seconds",
+]
 
 
 MISTAKES = {
@@ -48,8 +60,12 @@ MISTAKES = {
     "run tiny.toml --set cohort=6": "cohort asks for 6 clients, and there are 5",
     "run tiny.toml --set min_clients=6": "min_clients is 6, and a cohort has 5 clients",
     "run tiny.toml --set method=feddf()": "reads public data, and there is none",
-    "run tiny.toml --set availability=trace(file='tiny.toml')": "tiny.toml: the first line must name the columns",
-    "run tiny.toml --on-divergence panic": "on_divergence must be one of 'drop', 'stop', 'continue', not 'panic'",
+    "run tiny.toml --set availability=trace(file='tiny.toml')": (
+        "tiny.toml: the first line must name the columns"
+    ),
+    "run tiny.toml --on-divergence panic": (
+        "on_divergence must be one of 'drop', 'stop', 'continue', not 'panic'"
+    ),
     "run tiny.toml --engine serial --strategy vmap": "engine 'serial' takes no strategy",
     "run tiny.toml --set model=femnist_cnn": "'femnist_cnn' takes images of channels x 32 x 32",
     "run tiny.toml --set transform=crop(padding=9)": "'crop' takes images",
@@ -90,25 +106,38 @@ def test_a_gpu_that_is_not_there_is_a_mistake(feddkd: Feddkd) -> None:
     assert done.err.startswith("feddkd: device 'cuda' is not available")
 
 
-def test_memory_that_runs_out_is_told_in_a_line(feddkd: Feddkd, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_runs_out_is_told_in_a_line(
+    feddkd: Feddkd, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(*_: Any) -> None:
         raise RuntimeError("CUDA error: out of memory\nmore words")
 
     monkeypatch.setattr(Batched, "_fold_chunk", fails)
-    done = feddkd("run", "tiny.toml", "--engine", "batched", "--set", "cohort=1", "--set", "sweep.seed=[0]")
-    assert (done.status, done.err.splitlines()[-1]) == (1, "feddkd: memory ran out: CUDA error: out of memory more words")
+    done = feddkd(
+        "run", "tiny.toml", "--engine", "batched", "--set", "cohort=1", "--set", "sweep.seed=[0]"
+    )
+    assert (done.status, done.err.splitlines()[-1]) == (
+        1,
+        "feddkd: memory ran out: CUDA error: out of memory more words",
+    )
 
 
 def test_the_installed_command_reports_a_mistake_without_a_traceback(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "feddkd.cli", "run", "no.toml"], cwd=tmp_path, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "feddkd.cli", "run", "no.toml"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "feddkd: cannot read the experiment no.toml: No such file or directory\n"
 
 
 def test_a_run_shows_a_table_and_where_it_was_written(feddkd: Feddkd) -> None:
-    done = feddkd("run", "tiny.toml", "--out", "here", "--set", "target=0.1", "--set", "name=[/] :smile:")
+    done = feddkd(
+        "run", "tiny.toml", "--out", "here", "--set", "target=0.1", "--set", "name=[/] :smile:"
+    )
     assert done.status == 0
     assert re.search(r"^\[/\] :smile: +\d+\.\d\d±0\.00", done.out, re.MULTILINE)
     assert done.out.endswith("written to here/\n")
@@ -138,7 +167,9 @@ def test_bars_on_a_terminal_leave_standard_output_alone(tmp_path: Path) -> None:
     terminal, end = pty.openpty()
     command = [sys.executable, "-m", "feddkd.cli", "run", "tiny.toml", "--json"]
     wide = {**os.environ, "COLUMNS": "140"}
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=end, text=True, env=wide) as process:
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=end, text=True, env=wide
+    ) as process:
         os.close(end)
         seen = b""
         while chunk := _read(terminal):
@@ -158,18 +189,26 @@ def _read(terminal: int) -> bytes:
 
 
 def test_settings_and_sweep_decide_what_is_run(feddkd: Feddkd) -> None:
-    done = feddkd("run", "tiny.toml", "--json", "--set", "rounds=1", "--set", "method=fedavg(epochs=1)")
+    done = feddkd(
+        "run", "tiny.toml", "--json", "--set", "rounds=1", "--set", "method=fedavg(epochs=1)"
+    )
     (run,) = json.loads(done.out)["runs"]
     assert (run["method"], run["rounds"]) == ("fedavg(epochs=1)", 1)
 
 
 def test_report_shows_the_table_of_a_folder_again(feddkd: Feddkd) -> None:
     table = feddkd("run", "tiny.toml", "--set", "sweep.seed=[0, 1]").out
-    assert table.removesuffix("written to runs/\n") == feddkd("report").out == feddkd("report", "runs").out
+    assert (
+        table.removesuffix("written to runs/\n")
+        == feddkd("report").out
+        == feddkd("report", "runs").out
+    )
 
 
 def test_the_methods_are_listed_with_their_options(feddkd: Feddkd) -> None:
-    methods = {method["name"]: method for method in json.loads(feddkd("methods", "--json").out)["methods"]}
+    methods = {
+        method["name"]: method for method in json.loads(feddkd("methods", "--json").out)["methods"]
+    }
     assert {"dkd", "fedavg", "fedbn", "fedmax", "fedprox"} <= set(methods)
     assert methods["dkd"]["options"]["steps"] == 10
     assert all(method["summary"] for method in methods.values())
@@ -178,15 +217,24 @@ def test_the_methods_are_listed_with_their_options(feddkd: Feddkd) -> None:
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_a_method_with_an_option_that_must_be_given_is_listed_too(feddkd: Feddkd, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_method_with_an_option_that_must_be_given_is_listed_too(
+    feddkd: Feddkd, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(METHODS, "_factories", dict(METHODS._factories))
 
     def odd(*, size: Count) -> None:
         """Odd."""
 
     METHODS.register(odd)  # type: ignore[arg-type]
-    (listed,) = (m for m in json.loads(feddkd("methods", "--json").out)["methods"] if m["name"] == "odd")
-    assert (listed["summary"], listed["options"], listed["paper"], listed["phases"]) == ("Odd.", {"size": None}, None, [])
+    (listed,) = (
+        m for m in json.loads(feddkd("methods", "--json").out)["methods"] if m["name"] == "odd"
+    )
+    assert (listed["summary"], listed["options"], listed["paper"], listed["phases"]) == (
+        "Odd.",
+        {"size": None},
+        None,
+        [],
+    )
     assert "size" in feddkd("methods").out
     assert "must be given" in feddkd("methods", "odd").out
 
@@ -205,7 +253,10 @@ def test_the_sources_and_partitions_are_listed(feddkd: Feddkd) -> None:
 def test_check_says_what_a_source_holds(feddkd: Feddkd) -> None:
     done = feddkd("data", "check", "digits")
     assert done.status == 0
-    assert re.fullmatch(r"digits: 1,438 training and 359 test examples of 1x8x8, 10 classes, sha256 [0-9a-f]{12}\n", done.out)
+    assert re.fullmatch(
+        r"digits: 1,438 training and 359 test examples of 1x8x8, 10 classes, sha256 [0-9a-f]{12}\n",
+        done.out,
+    )
 
 
 def test_check_goes_on_to_the_next_source_and_fails_in_the_end(feddkd: Feddkd) -> None:
@@ -240,7 +291,10 @@ def test_a_saved_partition_is_the_same_wherever_the_file_lies(feddkd: Feddkd) ->
     feddkd("run", "tiny.toml")
     (plain,) = set(Path("runs").iterdir()) - {saved}
     assert (saved / "rounds.jsonl").read_bytes() == (plain / "rounds.jsonl").read_bytes()
-    digest = [json.loads((folder / "manifest.json").read_text())["partition"]["digest"] for folder in (saved, plain)]
+    digest = [
+        json.loads((folder / "manifest.json").read_text())["partition"]["digest"]
+        for folder in (saved, plain)
+    ]
     assert digest[0] == digest[1]
     assert digest[0][:12] in drawn.out
 
@@ -249,9 +303,22 @@ def test_a_saved_partition_is_the_same_wherever_the_file_lies(feddkd: Feddkd) ->
     ("line", "taught"),
     [
         ("--help", ["run", "report", "methods", "data", "TOML"]),
-        ("run --help", [*KEYS, "[sweep]", "--set", "fedavg(epochs=5, lr=0.1) | dkd(steps=10, lr=0.2)", "--json", "FEDDKD_DATA"]),
+        (
+            "run --help",
+            [
+                *KEYS,
+                "[sweep]",
+                "--set",
+                "fedavg(epochs=5, lr=0.1) | dkd(steps=10, lr=0.2)",
+                "--json",
+                "FEDDKD_DATA",
+            ],
+        ),
         ("methods --help", ["fedavg() | dkd()"]),
-        ("report --help", ["DIR", "mean and standard deviation", "--out", "--open", "--figures", "--json"]),
+        (
+            "report --help",
+            ["DIR", "mean and standard deviation", "--out", "--open", "--figures", "--json"],
+        ),
         ("data --help", ["list", "check", "show"]),
         ("data show --help", ["--save", "saved(path='FILE.npz')"]),
     ],

@@ -1,4 +1,7 @@
-"""Convolutions with what follows them as one operation: the same function, the same gradients, under every transformation."""
+"""Convolutions with what follows them as one operation:
+
+the same function, the same gradients, under every transformation.
+"""
 
 from collections import Counter
 from collections.abc import Callable
@@ -16,8 +19,12 @@ from feddkd.engines.compile.fused_conv import _convolve, _to_weights, fusing
 from feddkd.engines.compile.trace import traced
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
-    "pooling, then ReLU": lambda: nn.Sequential(nn.Conv2d(2, 5, 3, bias=False), nn.MaxPool2d(2), nn.ReLU()),
-    "ReLU, then pooling": lambda: nn.Sequential(nn.Conv2d(2, 5, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+    "pooling, then ReLU": lambda: nn.Sequential(
+        nn.Conv2d(2, 5, 3, bias=False), nn.MaxPool2d(2), nn.ReLU()
+    ),
+    "ReLU, then pooling": lambda: nn.Sequential(
+        nn.Conv2d(2, 5, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)
+    ),
     "ReLU alone": lambda: nn.Sequential(nn.Conv2d(2, 5, 5, padding=2), nn.ReLU()),
     "nothing behind it": lambda: nn.Conv2d(2, 5, 3),
     "two in a row": lambda: nn.Sequential(
@@ -53,7 +60,10 @@ def gap(found: Any, expected: Any) -> float:
 
 
 def weights_of(net: nn.Module, lanes: int) -> dict[str, Tensor]:
-    return {name: torch.randn(lanes, *p.shape, dtype=torch.float64) for name, p in net.named_parameters()}
+    return {
+        name: torch.randn(lanes, *p.shape, dtype=torch.float64)
+        for name, p in net.named_parameters()
+    }
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -71,7 +81,9 @@ def test_a_fused_network_is_the_network_and_so_are_its_gradients_in_every_lane(n
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_at_shared_weights_clients_are_read_as_more_images_and_runs_as_more_lanes(name: str) -> None:
+def test_at_shared_weights_clients_are_read_as_more_images_and_runs_as_more_lanes(
+    name: str,
+) -> None:
     torch.manual_seed(1)
     net = NETWORKS[name]()
     w, x = weights_of(net, 2), torch.randn(2, 3, 4, 2, 8, 8, dtype=torch.float64)
@@ -108,7 +120,9 @@ class Watch(TorchFunctionMode):
         super().__init__()
         self.plain: dict[str, bool] = {}
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if function.__name__ in ("batch_norm", "group_norm"):
             self.plain[f"{function.__module__}.{function.__name__}"] = args[0].is_contiguous()
         return function(*args, **(kwargs or {}))
@@ -145,7 +159,10 @@ OTHERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_convolutions_are_left_as_they_are(name: str) -> None:
-    x, w = torch.randn(2, 2, 9, 9, dtype=torch.float64), torch.randn(4, 2, 3, 3, dtype=torch.float64)
+    x, w = (
+        torch.randn(2, 2, 9, 9, dtype=torch.float64),
+        torch.randn(4, 2, 3, 3, dtype=torch.float64),
+    )
     with fusing() as watch:
         found = OTHERS[name](x, w)
     assert not watch.origins
@@ -165,7 +182,10 @@ def test_other_convolutions_are_left_as_they_are(name: str) -> None:
     ],
 )
 def test_other_poolings_follow_a_convolution_unfused(pooling: Callable[[Tensor], Tensor]) -> None:
-    x, w = torch.randn(2, 2, 9, 9, dtype=torch.float64), torch.randn(4, 2, 3, 3, dtype=torch.float64)
+    x, w = (
+        torch.randn(2, 2, 9, 9, dtype=torch.float64),
+        torch.randn(4, 2, 3, 3, dtype=torch.float64),
+    )
 
     def net(x: Tensor) -> Tensor:
         return pooling(F.conv2d(x, w))
@@ -177,7 +197,11 @@ def test_what_is_not_a_number_is_not_swallowed_by_pooling_or_relu() -> None:
     x = torch.zeros(1, 1, 6, 6, dtype=torch.float64)
     x[0, 0, 3, 3] = torch.nan
     net = NETWORKS["pooling, then ReLU"]()
-    out = fused(lambda x: functional_call(net, {"0.weight": torch.ones(5, 1, 3, 3, dtype=torch.float64)}, (x,)))(x)
+    out = fused(
+        lambda x: functional_call(
+            net, {"0.weight": torch.ones(5, 1, 3, 3, dtype=torch.float64)}, (x,)
+        )
+    )(x)
     assert out.isnan().all()
 
 
@@ -192,7 +216,11 @@ SHAPES = [  # lanes, batch, side, channels, outputs, kernel, padding, pooling, R
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.filterwarnings("ignore")  # torch warns of how tf32 is switched
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)],
+    ids=["float32", "bfloat16"],
+)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_kernels_compute_what_torch_computes(
     shape: tuple[Any, ...], dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch
@@ -207,7 +235,16 @@ def test_the_kernels_compute_what_torch_computes(
     bias = torch.randn(lanes, outputs).to(dtype) if biased else None
     size = (side + 2 * pads - kernel + 1) // pool
     on_gpu = [None if tensor is None else tensor.cuda() for tensor in (x, w, bias)]
-    y, _ = _convolve(x.double(), w.double(), None if bias is None else bias.double(), pads, size, size, pool, relu)
+    y, _ = _convolve(
+        x.double(),
+        w.double(),
+        None if bias is None else bias.double(),
+        pads,
+        size,
+        size,
+        pool,
+        relu,
+    )
     found, _ = _convolve(*on_gpu, pads, size, size, pool, relu)
     assert float((found.cpu().double() - y).norm() / y.norm()) < tolerance
     slopes = torch.randn(lanes, batch, size, size, outputs).to(dtype)

@@ -39,7 +39,13 @@ def loss(net: nn.Module, k: int) -> float:
 @pytest.mark.parametrize("engine", ["serial", "batched"])
 def test_the_theorys_quantities_equal_the_plain_computation(engine: str) -> None:
     plain = Plain(
-        copy.deepcopy(NET), DATA, 3, Reads(8, epochs=2), torch.optim.SGD, 0.1, dkd={"steps": 3, "batch_size": 7, "lr": 0.3}
+        copy.deepcopy(NET),
+        DATA,
+        3,
+        Reads(8, epochs=2),
+        torch.optim.SGD,
+        0.1,
+        dkd={"steps": 3, "batch_size": 7, "lr": 0.3},
     )
     active = choose(3, 1, 4, 3)
     teachers = {k: plain.train_locally(k, 1) for k in active}
@@ -48,7 +54,9 @@ def test_the_theorys_quantities_equal_the_plain_computation(engine: str) -> None
     for j in (1, 2, 3):
         plain.distil(teachers, 1, j)
     own = [loss(teacher, k) for k, teacher in teachers.items()]
-    found = run(f"{LOCAL} | {DKD}", DATA, NET, rounds=1, cohort=3, engine=engine, diagnostics=True).history[0]["diagnostics"]
+    found = run(
+        f"{LOCAL} | {DKD}", DATA, NET, rounds=1, cohort=3, engine=engine, diagnostics=True
+    ).history[0]["diagnostics"]
     assert found["client_loss"] == pytest.approx(own)
     assert found["L1"] == pytest.approx(sum(own) / 3)
     assert found["L2_average"] == pytest.approx(divergence(teachers, average))
@@ -56,7 +64,9 @@ def test_the_theorys_quantities_equal_the_plain_computation(engine: str) -> None
     assert found["bound"] == pytest.approx(found["L1"] + found["L2"])
     assert found["bound_average"] == pytest.approx(found["L1"] + found["L2_average"])
     assert found["moved"] == pytest.approx(float((flat(plain.net) - flat(average)).norm()))
-    assert found["update_norms"] == pytest.approx([float((flat(teacher) - flat(NET)).norm()) for teacher in teachers.values()])
+    assert found["update_norms"] == pytest.approx(
+        [float((flat(teacher) - flat(NET)).norm()) for teacher in teachers.values()]
+    )
     assert found["global_loss"] == pytest.approx([loss(plain.net, k) for k in active])
     right = [float((plain.net(DATA[k][0]).argmax(1) == DATA[k][1]).double().mean()) for k in active]
     assert found["global_accuracy"] == pytest.approx(right)
@@ -64,9 +74,13 @@ def test_the_theorys_quantities_equal_the_plain_computation(engine: str) -> None
 
 @pytest.mark.parametrize("text", [LOCAL, f"{LOCAL} | {DKD}"])
 def test_to_watch_a_run_does_not_change_it(text: str) -> None:
-    plain, watched = (run(text, DATA, NET, cohort=2, rounds=3, diagnostics=asked) for asked in (False, True))
+    plain, watched = (
+        run(text, DATA, NET, cohort=2, rounds=3, diagnostics=asked) for asked in (False, True)
+    )
     assert distance(plain.params, watched.params) == 0
-    assert [{**row, "diagnostics": None} for row in watched.history] == [{**row, "diagnostics": None} for row in plain.history]
+    assert [{**row, "diagnostics": None} for row in watched.history] == [
+        {**row, "diagnostics": None} for row in plain.history
+    ]
 
 
 def test_without_dkd_nothing_moved_since_the_average() -> None:
@@ -76,12 +90,16 @@ def test_without_dkd_nothing_moved_since_the_average() -> None:
 
 
 def test_the_first_steps_of_dkd_lower_l2() -> None:
-    found = run(f"{LOCAL} | dkd(steps=5, batch_size=100, lr=0.05)", DATA, NET, diagnostics=True).history[-1]["diagnostics"]
+    found = run(
+        f"{LOCAL} | dkd(steps=5, batch_size=100, lr=0.05)", DATA, NET, diagnostics=True
+    ).history[-1]["diagnostics"]
     assert found["L2"] < found["L2_average"]
 
 
 @pytest.mark.parametrize("engine", [Serial, Batched])
-def test_teachers_are_forgotten_once_they_have_been_diagnosed(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_teachers_are_forgotten_once_they_have_been_diagnosed(
+    engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kept: list[set[str]] = []
     exchange = engine.exchange
 
@@ -97,10 +115,14 @@ def test_teachers_are_forgotten_once_they_have_been_diagnosed(engine: Any, monke
 
 
 def test_batch_norm_kept_at_home_is_part_of_both_models() -> None:
-    net = nn.Sequential(nn.Linear(5, 7, bias=False), nn.BatchNorm1d(7), nn.ReLU(), nn.Linear(7, 3)).double()
+    net = nn.Sequential(
+        nn.Linear(5, 7, bias=False), nn.BatchNorm1d(7), nn.ReLU(), nn.Linear(7, 3)
+    ).double()
     data = clients((12, 20, 34))
     serial, batched = (
-        run(f"fedbn(epochs=1, batch_size=8) | {DKD}", data, net, engine=name, diagnostics=True).history[-1]["diagnostics"]
+        run(
+            f"fedbn(epochs=1, batch_size=8) | {DKD}", data, net, engine=name, diagnostics=True
+        ).history[-1]["diagnostics"]
         for name in ("serial", "batched")
     )
     for key, value in serial.items():

@@ -1,4 +1,7 @@
-"""What the docs show runs: every block of every page is run here, in the order of its page, or says above it why not."""
+"""What the docs show runs:
+
+every block of every page is run here, in the order of its page, or says above it why not.
+"""
 
 import os
 import re
@@ -22,14 +25,18 @@ from feddkd.models.registry import MODELS
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
-# A block is ```python, ```bash or ```toml, all of which are run, or one of these, which is looked at. Comments above it may say
+# A block is ```python, ```bash or ```toml, all of which are run, or one of these, which is looked
+# at. Comments above it may say
 #   <!-- not run: WHY -->        it takes what a test does not have
 #   <!-- excerpt: FILE -->       it is a part of that file
 #   <!-- file: NAME -->          it is that file, for the blocks after it (of TOML also by a first line `# NAME.toml`)
 SHOWN = {"text", "csv", "ini", "json"}
-BLOCK = re.compile(r"(?P<notes>(?:<!-- [^>]* -->\s*\n)*)^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
+BLOCK = re.compile(
+    r"(?P<notes>(?:<!-- [^>]* -->\s*\n)*)^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S
+)
 
-# What a page may take for granted in its folder: experiment.toml, the runs of it, and the repository's experiments and papers.
+# What a page may take for granted in its folder: experiment.toml, the runs of it, and the
+# repository's experiments and papers.
 EXPERIMENT = """
 partition = "classes(per_client=2)"
 model = "mlp(hidden='8')"
@@ -40,7 +47,8 @@ rounds = 1
 method = ["fedavg(epochs=1)", "fedavg(epochs=1) | dkd(steps=1)"]
 """
 
-# What is done in small here: words added to a command, and words that stand for what only the reader has.
+# What is done in small here: words added to a command, and words that stand for what only the
+# reader has.
 SMALLER = {
     "run": ["--set", "rounds=1", "--set", "sweep.seed=[0]", "--engine", "serial"],
     "bench": ["--small", "--job", "mlp", "--repeats", "1"],
@@ -61,7 +69,9 @@ class Block(NamedTuple):
 
     @property
     def commands(self) -> list[list[str]]:
-        found = [shlex.split(line, comments=True) for line in self.text.replace("\\\n", " ").splitlines()]
+        found = [
+            shlex.split(line, comments=True) for line in self.text.replace("\\\n", " ").splitlines()
+        ]
         return [words for words in found if words]
 
 
@@ -76,16 +86,24 @@ def blocks(page: Path) -> list[Block]:
 
 
 ALL = [block for page in PAGES for block in blocks(page)]
-RUN = [page for page in PAGES if any(block.language not in SHOWN and "not run" not in block.notes for block in blocks(page))]
+RUN = [
+    page
+    for page in PAGES
+    if any(block.language not in SHOWN and "not run" not in block.notes for block in blocks(page))
+]
 
 
 def feddkd(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A command, called in this process; runs/a and runs/b are the first two runs there are."""
     folders = sorted(str(path) for path in Path("runs").glob("fed*"))
-    words = [folders["ab".index(word[5:])] if word in ("runs/a", "runs/b") else word for word in words]
+    words = [
+        folders["ab".index(word[5:])] if word in ("runs/a", "runs/b") else word for word in words
+    ]
     if "DIR" in words:
         words = [word for word in words if word not in ("--data", "DIR")] + NO_FILES
-    monkeypatch.setattr(sys, "argv", ["feddkd", *words, *SMALLER.get(words[0] if words else "", [])])
+    monkeypatch.setattr(
+        sys, "argv", ["feddkd", *words, *SMALLER.get(words[0] if words else "", [])]
+    )
     with pytest.raises(SystemExit) as ended:
         main()
     assert not ended.value.code, shlex.join(words)
@@ -143,7 +161,9 @@ def test_what_a_page_shows_runs(page: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_block_is_run_or_says_why_not(block: Block) -> None:
     assert block.language in {"python", "bash", "toml"} | SHOWN, "a language that nobody runs"
     assert set(block.notes) <= {"not run", "excerpt", "file"}
-    assert block.language not in SHOWN or not re.search(r"^(feddkd|make|pip|python) ", block.text, re.M), "these are commands"
+    assert block.language not in SHOWN or not re.search(
+        r"^(feddkd|make|pip|python) ", block.text, re.M
+    ), "these are commands"
     if "excerpt" in block.notes:
         assert block.text in (ROOT / block.notes["excerpt"]).read_text(encoding="utf-8")
 
@@ -169,15 +189,20 @@ def test_the_example_with_cells_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_the_site_is_built_without_a_warning_and_fetches_nothing(tmp_path: Path) -> None:
     pytest.importorskip("material", reason="no MkDocs Material here: pip install 'feddkd[docs]'")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]  # --quiet would undo --strict
+    # --quiet would undo --strict
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, env=quiet, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert not re.search(r"^(WARNING|ERROR)", done.stderr, re.M)
     for page in tmp_path.rglob("*.html"):
-        assert not re.search(r"""<(?:link|script|img|iframe)[^>]*(?:href|src)=["'](?:https?:)?//""", page.read_text("utf-8")), (
-            page
-        )
+        assert not re.search(
+            r"""<(?:link|script|img|iframe)[^>]*(?:href|src)=["'](?:https?:)?//""",
+            page.read_text("utf-8"),
+        ), page
     for page in PAGES[2:]:
         place = page.relative_to(ROOT / "docs")
-        assert (tmp_path / place.with_name("index.html" if place.name == "README.md" else f"{place.stem}.html")).exists()
+        assert (
+            tmp_path
+            / place.with_name("index.html" if place.name == "README.md" else f"{place.stem}.html")
+        ).exists()

@@ -1,4 +1,7 @@
-"""What the SuperLink lets in: nothing too large, nobody to its controls, and no node to what another sends or is sent."""
+"""What the SuperLink lets in:
+
+nothing too large, nobody to its controls, and no node to what another sends or is sent.
+"""
 
 import asyncio
 import hashlib
@@ -41,7 +44,8 @@ from feddkd.flower.deployment.superlink import Superlink
 from feddkd.flower.messages import bytes_in, tensor_record
 from feddkd.flower.wire import MOST, WireError, unpack
 
-pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # Flower's own
+# Flower's own
+pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
 
 
 async def count(scope: Scope, receive: Receive, send: Send) -> None:
@@ -54,12 +58,16 @@ def knock(path: str, content: Any = b"", secret: bytes = b"") -> int:
     async def call() -> httpx.Response:
         transport = httpx.ASGITransport(Door(count, b"sesame", most=100))
         async with httpx.AsyncClient(transport=transport, base_url="http://door") as client:
-            return await client.post(path, content=content, headers={"x-feddkd-secret": secret.hex()} if secret else {})
+            return await client.post(
+                path, content=content, headers={"x-feddkd-secret": secret.hex()} if secret else {}
+            )
 
     return asyncio.run(call()).status_code
 
 
-@pytest.mark.parametrize("path", ["/v1/control/register-node", "/v1/control/start-run", "/docs", "/v1/responses", "/"])
+@pytest.mark.parametrize(
+    "path", ["/v1/control/register-node", "/v1/control/start-run", "/docs", "/v1/responses", "/"]
+)
 def test_the_controls_are_for_who_knows_the_secret(path: str) -> None:
     assert knock(path) == knock(path, secret=b"guess") == 403
     assert knock(path, secret=b"sesame") == 200
@@ -92,22 +100,34 @@ class Played:
         private = load_ssh_private_key(key.read_bytes(), None)
         assert isinstance(private, ec.EllipticCurvePrivateKey)
         sign = NodeAuthHttpInterceptor(private, private.public_key())
-        self.client = link._open(FleetHttpClient, RuntimeVersionHttpInterceptor(component_name="SuperNode"), sign)
+        self.client = link._open(
+            FleetHttpClient, RuntimeVersionHttpInterceptor(component_name="SuperNode"), sign
+        )
         self._public = public_key_to_bytes(private.public_key())
 
     def join(self) -> Node:
-        told = ActivateNodeRequest(public_key=self._public, heartbeat_interval=HEARTBEAT_MIN_INTERVAL)
+        told = ActivateNodeRequest(
+            public_key=self._public, heartbeat_interval=HEARTBEAT_MIN_INTERVAL
+        )
         return Node(node_id=self.client.ActivateNode(told).node_id)
 
     def upload(self, node: Node, run: int, reply: Message) -> None:
         parts = get_all_nested_objects(reply)
         told = [message_to_proto(remove_content_from_message(reply))], [get_object_tree(reply)]
-        given = self.client.PushMessages(PushMessagesRequest(node=node, messages_list=told[0], message_object_trees=told[1]))
+        given = self.client.PushMessages(
+            PushMessagesRequest(node=node, messages_list=told[0], message_object_trees=told[1])
+        )
         for number in given.objects_to_push:
             content = parts[number].deflate()
-            self.client.PushObject(PushObjectRequest(
-                node=node, run_id=run, object_id=number, object_content=content, session_id=given.session_id
-            ))  # fmt: skip
+            self.client.PushObject(
+                PushObjectRequest(
+                    node=node,
+                    run_id=run,
+                    object_id=number,
+                    object_content=content,
+                    session_id=given.session_id,
+                )
+            )
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +147,9 @@ def test_a_node_cannot_read_what_another_sends_or_is_sent(link: Superlink) -> No
     a, b = Played(link, link.folder / "a"), Played(link, link.folder / "b")
     with closing(a.client), closing(b.client), link.run() as grid:
         own, other = a.join(), b.join()
-        grid.push_messages([Message(RecordDict({"tensors": tensor_record(b"for a")}), own.node_id, "train.local")])
+        grid.push_messages(
+            [Message(RecordDict({"tensors": tensor_record(b"for a")}), own.node_id, "train.local")]
+        )
         assert not b.client.PullMessages(PullMessagesRequest(node=other)).messages_list
         refused(b.client.PullMessages, PullMessagesRequest(node=own))
         (asked,) = a.client.PullMessages(PullMessagesRequest(node=own)).messages_list
@@ -139,8 +161,11 @@ def test_a_node_cannot_read_what_another_sends_or_is_sent(link: Superlink) -> No
         assert not b.client.PullMessages(PullMessagesRequest(node=other)).messages_list
         for number in parts:
             refused(b.client.PullObject, PullObjectRequest(node=own, run_id=run, object_id=number))
-        guess = hashlib.sha256(b"a guess").hexdigest()  # who knows what was sent knows its name; nobody else does
-        assert not b.client.PullObject(PullObjectRequest(node=other, run_id=run, object_id=guess)).object_found
+        # who knows what was sent knows its name; nobody else does
+        guess = hashlib.sha256(b"a guess").hexdigest()
+        assert not b.client.PullObject(
+            PullObjectRequest(node=other, run_id=run, object_id=guess)
+        ).object_found
         (arrived,) = grid.pull_messages([asked.metadata.message_id])
         assert bytes_in(arrived.content) == b"a's upload"
 
@@ -151,7 +176,9 @@ def refused(call: Any, request: Any) -> None:
     assert error.value.response.status_code in (401, 403)
 
 
-def test_a_registered_node_gets_neither_to_the_controls_nor_to_the_servers_messages(link: Superlink) -> None:
+def test_a_registered_node_gets_neither_to_the_controls_nor_to_the_servers_messages(
+    link: Superlink,
+) -> None:
     version = RuntimeVersionHttpInterceptor(component_name="flwr CLI")
     with closing(link._open(ControlHttpClient, version)) as control:
         refused(control.ListNodes, ListNodesRequest())

@@ -1,4 +1,7 @@
-"""Every engine agrees with `serial` in float64 to 1e-12 after three rounds: unequal clients, partial cohorts, partial batches."""
+"""Every engine agrees with `serial` in float64 to 1e-12 after three rounds:
+
+unequal clients, partial cohorts, partial batches.
+"""
 
 import re
 from collections.abc import Callable, Sequence
@@ -34,9 +37,15 @@ METHODS = [
     "fedmax(epochs=1, batch_size=8, beta=10)",
     "fedbn(epochs=1, batch_size=8)",
     "fedavg(epochs=1, batch_size=8) | dkd(steps=3, batch_size=14, lr=0.3)",
-    "fedavg(epochs=1, batch_size=8) | dkd(steps=2, batch_size=14, lr=0.3, student='batch', teacher='batch')",
+    (
+        "fedavg(epochs=1, batch_size=8) | dkd(steps=2, batch_size=14, lr=0.3, student='batch',"
+        " teacher='batch')"
+    ),
     "fedbn(epochs=1, batch_size=8) | dkd(steps=3, batch_size=14)",
-    "fedbn(epochs=1, batch_size=8, private='statistics') | dkd(steps=2, batch_size=14, student='batch')",
+    (
+        "fedbn(epochs=1, batch_size=8, private='statistics') | dkd(steps=2, batch_size=14,"
+        " student='batch')"
+    ),
     "fedmax(epochs=1, batch_size=8) | dkd(steps=2, batch_size=8, warmup=1)",
 ]
 
@@ -46,7 +55,15 @@ def network(norm: bool) -> nn.Module:
     second: list[nn.Module] = [nn.BatchNorm1d(6)] if norm else [nn.Dropout(0.2)]
     conv = nn.Conv2d(1, 3, 3, padding=1, bias=False)
     return nn.Sequential(
-        conv, *first, nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, 6, bias=False), *second, nn.Tanh(), nn.Linear(6, 3)
+        conv,
+        *first,
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(12, 6, bias=False),
+        *second,
+        nn.Tanh(),
+        nn.Linear(6, 3),
     ).double()
 
 
@@ -60,16 +77,28 @@ def world(seed: int, sizes: Sequence[int] = SIZES, text: str = "") -> Federation
         x = torch.randint(0, 256, (count, 1, 4, 4), generator=draw, dtype=torch.uint8)
         return Examples(x, torch.randint(0, 3, (count,), generator=draw))
 
-    return assemble([examples(n) for n in sizes], examples(25), examples(15), transform(text, 255.0))
+    return assemble(
+        [examples(n) for n in sizes], examples(25), examples(15), transform(text, 255.0)
+    )
 
 
 def run(
-    engine: type[Any], text: str, norm: bool, seeds: Sequence[int] = (0,), augment: str = "", place: str = "cpu",
-    dtype: torch.dtype = torch.float64, sizes: Sequence[int] = SIZES, shuffle: bool = True, **options: Any
-) -> tuple[list[Any], list[Row]]:  # fmt: skip
+    engine: type[Any],
+    text: str,
+    norm: bool,
+    seeds: Sequence[int] = (0,),
+    augment: str = "",
+    place: str = "cpu",
+    dtype: torch.dtype = torch.float64,
+    sizes: Sequence[int] = SIZES,
+    shuffle: bool = True,
+    **options: Any,
+) -> tuple[list[Any], list[Row]]:
     model, device = functional(network(norm)), torch.device(place)
     method = parse(text) if shuffle else parse(text).in_stored_order()
-    initial = [[to(group, device, dtype) for group in model.initial(("init", seed))] for seed in seeds]
+    initial = [
+        [to(group, device, dtype) for group in model.initial(("init", seed))] for seed in seeds
+    ]
     starts = [method.start(model, params, buffers) for params, buffers in initial]
     worlds = [world(seed, sizes, augment).to(device) for seed in seeds]
     host: Engine = engine(model, worlds, [memo for _, memo in starts], dtype, **options)
@@ -81,26 +110,42 @@ def run(
 
 
 @cache
-def oracle(text: str, norm: bool, seeds: tuple[int, ...] = (0,), sizes: tuple[int, ...] = SIZES) -> tuple[list[Any], list[Row]]:
+def oracle(
+    text: str, norm: bool, seeds: tuple[int, ...] = (0,), sizes: tuple[int, ...] = SIZES
+) -> tuple[list[Any], list[Row]]:
     """What `serial` makes of it: once for all that are compared with it."""
     return run(Serial, text, norm, seeds, sizes=sizes)
 
 
 def apart(first: Sequence[Any], second: Sequence[Any]) -> float:
-    pairs = ((a[group][name], b[group][name]) for a, b in zip(first, second, strict=True) for group in a for name in a[group])
+    pairs = (
+        (a[group][name], b[group][name])
+        for a, b in zip(first, second, strict=True)
+        for group in a
+        for name in a[group]
+    )
     return max(float((a.double().cpu() - b.double().cpu()).abs().max()) for a, b in pairs)
 
 
 WAYS: dict[str, dict[str, Any]] = {
-    "auto": {}, "vmap": {"strategy": "vmap"}, "traced": {"strategy": "traced"}, "loop": {"strategy": "loop"}, "vmap in chunks":
-    {"strategy": "vmap", "lanes": 2},
-}  # fmt: skip
+    "auto": {},
+    "vmap": {"strategy": "vmap"},
+    "traced": {"strategy": "traced"},
+    "loop": {"strategy": "loop"},
+    "vmap in chunks": {"strategy": "vmap", "lanes": 2},
+}
 
 
 @pytest.mark.parametrize("norm", [False, True], ids=["no batch norm", "batch norm"])
 @pytest.mark.parametrize(
     ("way", "text"),
-    [(way, text) for way in WAYS for text in METHODS if way != "auto" or text in (METHODS[0], METHODS[7])],  # auto tries them all
+    # auto tries them all
+    [
+        (way, text)
+        for way in WAYS
+        for text in METHODS
+        if way != "auto" or text in (METHODS[0], METHODS[7])
+    ],
 )
 def test_batched_agrees_with_serial(text: str, norm: bool, way: str) -> None:
     expected, rows = oracle(text, norm)
@@ -118,7 +163,9 @@ def test_several_seeds_in_one_program_are_the_seeds_one_by_one(text: str, norm: 
     assert apart(together, alone) < 1e-12
 
 
-@pytest.mark.parametrize("places", [_places, lambda active: 99], ids=["as compiled programs have them", "nobody leaves"])
+@pytest.mark.parametrize(
+    "places", [_places, lambda active: 99], ids=["as compiled programs have them", "nobody leaves"]
+)
 @pytest.mark.parametrize("text", [METHODS[0], METHODS[1]], ids=["momentum", "adam"])
 @pytest.mark.parametrize("norm", [False, True], ids=["no batch norm", "batch norm"])
 def test_lanes_that_go_idly_on_after_they_have_finished_change_nothing(
@@ -130,28 +177,68 @@ def test_lanes_that_go_idly_on_after_they_have_finished_change_nothing(
 
 
 def test_programs_are_made_for_few_numbers_of_lanes() -> None:
-    assert [_places(lanes) for lanes in range(1, 18)] == [1, 2, 3, 4, 6, 6, 8, 8, 12, 12, 12, 12, 16, 16, 16, 16, 24]
+    assert [_places(lanes) for lanes in range(1, 18)] == [
+        1,
+        2,
+        3,
+        4,
+        6,
+        6,
+        8,
+        8,
+        12,
+        12,
+        12,
+        12,
+        16,
+        16,
+        16,
+        16,
+        24,
+    ]
 
 
 Cohorts = Sequence[Sequence[tuple[int, ...]]]  # step -> run -> who answers
 
 
 def distillations(
-    engine: type[Any], cohorts: Cohorts, rule: Collect, norm: bool = True, place: str = "cpu", **options: Any
+    engine: type[Any],
+    cohorts: Cohorts,
+    rule: Collect,
+    norm: bool = True,
+    place: str = "cpu",
+    **options: Any,
 ) -> list[Any]:
-    """What the distillation steps of a round gather, step by step and run by run, with these clients at each step."""
-    model, method = functional(network(norm)), parse("fedavg(epochs=1, batch_size=8) | dkd(steps=2, batch_size=14)")
+    """What the distillation steps of a round gather, step by step and run by run, with these
+    clients at each step.
+    """
+    model, method = (
+        functional(network(norm)),
+        parse("fedavg(epochs=1, batch_size=8) | dkd(steps=2, batch_size=14)"),
+    )
     device, runs = torch.device(place), range(len(cohorts[0]))
-    initial = [[to(group, device, torch.float64) for group in model.initial(("init", run))] for run in runs]
+    initial = [
+        [to(group, device, torch.float64) for group in model.initial(("init", run))] for run in runs
+    ]
     starts = [method.start(model, params, buffers) for params, buffers in initial]
     worlds = [world(run).to(device) for run in runs]
     host: Engine = engine(model, worlds, [memo for _, memo in starts], torch.float64, **options)
     gathered: list[Any] = []
     for exchange, asked in zip(method.plan(1), ([(0, 1, 2)] * len(runs), *cohorts), strict=True):
-        phase = exchange.phase if exchange.index == 0 else replace(exchange.phase, collect={"gradient": rule})
+        phase = (
+            exchange.phase
+            if exchange.index == 0
+            else replace(exchange.phase, collect={"gradient": rule})
+        )
         rates = exchange.rates(1, starts[0][0]["params"]["0.weight"])
         orders = [
-            Order(run, {**starts[run][0], "rates": rates}, asked[run], (run, 1, exchange.index, exchange.step)) for run in runs
+            Order(
+                run,
+                {**starts[run][0], "rates": rates},
+                asked[run],
+                (run, 1, exchange.index, exchange.step),
+            )
+            for run in runs
         ]
         replies = host.exchange(replace(exchange, phase=phase), orders)
         gathered += [reply.collected for reply in replies if exchange.index > 0]
@@ -186,13 +273,25 @@ def test_distillation_of_several_runs_in_one_program_is_theirs_one_by_one(
 @pytest.mark.parametrize("way", ["auto", "traced"])
 def test_so_it_is_where_strategies_are_timed_or_traced(way: str) -> None:
     rule = Collect.MEAN_BY_CLIENTS
-    assert apart(distillations(Serial, ALIKE, rule), distillations(Batched, ALIKE, rule, strategy=way)) < 1e-12
+    assert (
+        apart(distillations(Serial, ALIKE, rule), distillations(Batched, ALIKE, rule, strategy=way))
+        < 1e-12
+    )
 
 
 def test_runs_of_equal_shape_are_taught_together() -> None:
-    model, method = functional(network(False)), parse("fedavg(epochs=1, batch_size=8) | dkd(steps=2, batch_size=8)")
+    model, method = (
+        functional(network(False)),
+        parse("fedavg(epochs=1, batch_size=8) | dkd(steps=2, batch_size=8)"),
+    )
     starts = [method.start(model, *model.initial(("init", run))) for run in range(3)]
-    host = Batched(model, [world(run) for run in range(3)], [memo for _, memo in starts], torch.float64, strategy="vmap")
+    host = Batched(
+        model,
+        [world(run) for run in range(3)],
+        [memo for _, memo in starts],
+        torch.float64,
+        strategy="vmap",
+    )
     runs = [Run(run, run, starts[run][0], has_validation=False) for run in range(3)]
     next(play(method, model, host, runs, cohort=2, last=1, protocol=Protocol.GLOBAL))
     assert host.facts()["strategy"]["distil, 3 x 2 clients of 8"] == "vmap"
@@ -210,7 +309,9 @@ class Branching(nn.Module):
         return logits if float(logits.detach().sum()) > 0 else 2 * logits
 
 
-def test_a_network_that_vmap_cannot_take_is_looped_over_with_a_line_that_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_network_that_vmap_cannot_take_is_looped_over_with_a_line_that_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     method, model = parse(METHODS[5]), functional(Branching().double())
     found = []
     for engine in (Serial, Batched):
@@ -224,12 +325,18 @@ def test_a_network_that_vmap_cannot_take_is_looped_over_with_a_line_that_says_so
 
 
 @pytest.mark.parametrize("text", [METHODS[0], METHODS[7]])
-def test_lanes_go_in_equal_chunks_where_memory_is_short_and_the_numbers_stay(text: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_lanes_go_in_equal_chunks_where_memory_is_short_and_the_numbers_stay(
+    text: str, caplog: pytest.LogCaptureFixture
+) -> None:
     expected, _ = oracle(text, True, (0, 1))
     with caplog.at_level("INFO", logger="feddkd"):
         found, _ = run(Batched, text, True, seeds=(0, 1), strategy="vmap", memory=160_000)
     assert apart(expected, found) < 1e-12
-    plan = re.search(r"local, batches of 8: 6 lanes in (\d) chunks of (\d) \(a lane takes .* KiB, 156 KiB free\)", caplog.text)
+    plan = re.search(
+        r"local, batches of 8: 6 lanes in (\d) chunks of (\d) \(a lane takes .* KiB, 156 KiB"
+        r" free\)",
+        caplog.text,
+    )
     assert plan is not None, caplog.text
     assert int(plan[1]) * int(plan[2]) == 6
 
@@ -238,8 +345,20 @@ def test_lanes_that_fit_go_at_once_and_the_plan_is_recorded() -> None:
     model, method = functional(network(False)), parse(METHODS[0])
     state, memo = method.start(model, *model.initial(("init", 0)))
     host = Batched(model, [world(0)], [memo], torch.float64, strategy="vmap")
-    next(play(method, model, host, [Run(0, 0, state, has_validation=False)], cohort=3, last=1, protocol=Protocol.GLOBAL))
-    assert host.facts()["memory"][0].startswith("local, batches of 8: 3 lanes at once (a lane takes ")
+    next(
+        play(
+            method,
+            model,
+            host,
+            [Run(0, 0, state, has_validation=False)],
+            cohort=3,
+            last=1,
+            protocol=Protocol.GLOBAL,
+        )
+    )
+    assert host.facts()["memory"][0].startswith(
+        "local, batches of 8: 3 lanes at once (a lane takes "
+    )
 
 
 def test_chunks_are_as_equal_as_can_be() -> None:
@@ -298,12 +417,22 @@ def test_no_other_failure_is_taken_for_a_lack_of_memory(monkeypatch: pytest.Monk
 
 def test_random_crops_and_flips_are_the_same_on_every_engine() -> None:
     text, augment = METHODS[5], "crop(padding=1) | flip() | normalise(mean=0.4, std=0.3)"
-    assert apart(run(Serial, text, False, augment=augment)[0], run(Batched, text, False, augment=augment)[0]) < 1e-12
+    assert (
+        apart(
+            run(Serial, text, False, augment=augment)[0],
+            run(Batched, text, False, augment=augment)[0],
+        )
+        < 1e-12
+    )
 
 
 @pytest.mark.parametrize("norm", [False, True], ids=["no batch norm", "batch norm"])
-def test_unshuffled_examples_are_read_alike_by_every_engine_and_make_a_difference(norm: bool) -> None:
-    (found, _), (same, _) = (run(engine, METHODS[5], norm, shuffle=False) for engine in (Serial, Batched))
+def test_unshuffled_examples_are_read_alike_by_every_engine_and_make_a_difference(
+    norm: bool,
+) -> None:
+    (found, _), (same, _) = (
+        run(engine, METHODS[5], norm, shuffle=False) for engine in (Serial, Batched)
+    )
     assert apart(found, same) < 1e-12
     assert apart(found, oracle(METHODS[5], norm)[0]) > 1e-3
 
@@ -315,9 +444,13 @@ def test_two_runs_of_the_batched_engine_give_identical_bits() -> None:
 
 ON_CUDA: dict[str, dict[str, Any]] = {
     **{name: way for name, way in WAYS.items() if name != "traced"},  # that one is for CPUs
-    "graph": {"strategy": "graph"}, "streams": {"strategy": "streams"}, "fused": {"strategy": "fused"}, "fused-streams":
-    {"strategy": "fused-streams"}, "kernels": {"strategy": "kernels"}, "graph in chunks": {"strategy": "graph", "lanes": 2},
-}  # fmt: skip
+    "graph": {"strategy": "graph"},
+    "streams": {"strategy": "streams"},
+    "fused": {"strategy": "fused"},
+    "fused-streams": {"strategy": "fused-streams"},
+    "kernels": {"strategy": "kernels"},
+    "graph in chunks": {"strategy": "graph", "lanes": 2},
+}
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
@@ -326,7 +459,11 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 @pytest.mark.parametrize("text", METHODS)
 @pytest.mark.parametrize("norm", [False, True], ids=["no batch norm", "batch norm"])
 @pytest.mark.parametrize("way", ON_CUDA)
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-4)], ids=["float64", "float32"])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.float64, 1e-12), (torch.float32, 2e-4)],
+    ids=["float64", "float32"],
+)
 def test_batched_on_cuda_agrees_with_serial_on_the_cpu(
     text: str, norm: bool, way: str, dtype: torch.dtype, tolerance: float
 ) -> None:
@@ -338,7 +475,10 @@ def test_batched_on_cuda_agrees_with_serial_on_the_cpu(
 @needs_cuda
 @pytest.mark.parametrize("way", ["graph", "streams"])
 def test_two_runs_on_cuda_give_identical_bits(way: str) -> None:
-    first, second = (run(Batched, METHODS[5], False, place="cuda", dtype=torch.float32, strategy=way)[0] for _ in range(2))
+    first, second = (
+        run(Batched, METHODS[5], False, place="cuda", dtype=torch.float32, strategy=way)[0]
+        for _ in range(2)
+    )
     assert apart(first, second) == 0
 
 
@@ -353,19 +493,27 @@ def test_several_seeds_on_cuda_are_the_seeds_one_by_one(way: str) -> None:
 @needs_cuda
 @pytest.mark.filterwarnings("ignore")  # compilers warn of their own affairs
 @pytest.mark.parametrize("norm", [False, True], ids=["no batch norm", "batch norm"])
-@pytest.mark.parametrize("cohorts", [SILENT, ALIKE, UNLIKE], ids=["one falls silent", "equal cohorts", "unequal cohorts"])
+@pytest.mark.parametrize(
+    "cohorts", [SILENT, ALIKE, UNLIKE], ids=["one falls silent", "equal cohorts", "unequal cohorts"]
+)
 @pytest.mark.parametrize("rule", list(Collect))
 @pytest.mark.parametrize("way", ["auto", "vmap", "graph", "streams", "fused", "kernels"])
-def test_distillation_of_several_runs_on_cuda_is_theirs_one_by_one(norm: bool, cohorts: Cohorts, rule: Collect, way: str) -> None:
+def test_distillation_of_several_runs_on_cuda_is_theirs_one_by_one(
+    norm: bool, cohorts: Cohorts, rule: Collect, way: str
+) -> None:
     expected = distillations(Serial, cohorts, rule, norm)
-    found = distillations(Batched, cohorts, rule, norm, place="cuda", strategy=way, precision="fp32")
+    found = distillations(
+        Batched, cohorts, rule, norm, place="cuda", strategy=way, precision="fp32"
+    )
     assert apart(expected, found) < 1e-12
 
 
 @needs_cuda
 def test_a_gradient_handed_out_is_not_written_over_by_later_replays() -> None:
     cohorts = cohorts_of([(0, 1, 2)], [(0, 1, 2)])
-    first, second = distillations(Batched, cohorts, Collect.MEAN_BY_CLIENTS, False, place="cuda", strategy="graph")
+    first, second = distillations(
+        Batched, cohorts, Collect.MEAN_BY_CLIENTS, False, place="cuda", strategy="graph"
+    )
     expected = distillations(Serial, cohorts, Collect.MEAN_BY_CLIENTS, False)
     assert apart([first, second], expected) < 1e-12
     assert apart([first], [second]) > 1e-6  # other batches, so other gradients
@@ -374,5 +522,7 @@ def test_a_gradient_handed_out_is_not_written_over_by_later_replays() -> None:
 @needs_cuda
 def test_the_memory_plan_on_cuda_holds_where_memory_is_short() -> None:
     expected, _ = oracle(METHODS[0], False)
-    found, _ = run(Batched, METHODS[0], False, place="cuda", strategy="graph", precision="fp32", memory=100_000)
+    found, _ = run(
+        Batched, METHODS[0], False, place="cuda", strategy="graph", precision="fp32", memory=100_000
+    )
     assert apart(expected, found) < 1e-12

@@ -69,8 +69,13 @@ def test_one_experiment_has_one_digest_however_it_is_spelled(keys: dict[str, Any
     assert experiment(**keys).digest == experiment().digest
 
 
-@pytest.mark.parametrize(("shuffle", "drawn"), [(True, [True, True]), (False, [False, False]), ("distillation", [False, True])])
-def test_local_training_and_distillation_draw_or_read_in_stored_order(shuffle: bool | str, drawn: list[bool]) -> None:
+@pytest.mark.parametrize(
+    ("shuffle", "drawn"),
+    [(True, [True, True]), (False, [False, False]), ("distillation", [False, True])],
+)
+def test_local_training_and_distillation_draw_or_read_in_stored_order(
+    shuffle: bool | str, drawn: list[bool]
+) -> None:
     chosen = experiment(method="fedavg() | dkd()", shuffle=shuffle)
     assert [phase.reads.shuffle for phase in chosen.parsed_method.phases] == drawn
 
@@ -78,7 +83,9 @@ def test_local_training_and_distillation_draw_or_read_in_stored_order(shuffle: b
 @pytest.mark.parametrize("keys", OTHER, ids=str)
 def test_whatever_changes_a_number_changes_the_digest(keys: dict[str, Any]) -> None:
     assert experiment(**keys).digest != experiment().digest
-    assert (experiment(**keys).family == experiment().family) == (set(keys) <= {"seed", "split_seed"})
+    assert (experiment(**keys).family == experiment().family) == (
+        set(keys) <= {"seed", "split_seed"}
+    )
 
 
 @given(st.integers(1, 99))
@@ -90,7 +97,10 @@ def test_the_rest_of_the_training_set_is_the_same_said_or_unsaid(percent: int) -
 @given(st.integers(1, 200), st.integers(1, 200))
 def test_a_cohort_is_the_same_as_a_share_or_as_a_number(clients: int, cohort: int) -> None:
     cohort = min(clients, cohort)
-    share, number = experiment(clients=clients, cohort=cohort / clients), experiment(clients=clients, cohort=cohort)
+    share, number = (
+        experiment(clients=clients, cohort=cohort / clients),
+        experiment(clients=clients, cohort=cohort),
+    )
     assert share.digest == number.digest
 
 
@@ -99,7 +109,11 @@ def test_experiments_are_told_apart_by_every_key_but_four() -> None:
     assert told == set(KEYS) - {"name", "target", "delta", "diagnostics"}
 
 
-@pytest.mark.parametrize("keys", [{}, {"transform": ""}, {"split_seed": 3, "name": "x", "target": 0.5}, {"cohort": 0.3}], ids=str)
+@pytest.mark.parametrize(
+    "keys",
+    [{}, {"transform": ""}, {"split_seed": 3, "name": "x", "target": 0.5}, {"cohort": 0.3}],
+    ids=str,
+)
 def test_what_is_written_down_is_the_experiment_again(keys: dict[str, Any]) -> None:
     first = experiment(**keys)
     assert Experiment(**first.as_dict()) == first
@@ -110,7 +124,10 @@ def test_evaluation_follows_method_and_partition() -> None:
     assert experiment().canonical["evaluation"] == "global"
     assert experiment(method="fedbn()").canonical["evaluation"] == "client_mean"
     assert experiment(partition="dirichlet(form='fedgen')").canonical["evaluation"] == "client_mean"
-    assert experiment(method="fedbn()", evaluation="client_mean").digest == experiment(method="fedbn()").digest
+    assert (
+        experiment(method="fedbn()", evaluation="client_mean").digest
+        == experiment(method="fedbn()").digest
+    )
 
 
 @pytest.mark.parametrize(
@@ -145,7 +162,9 @@ def test_evaluation_follows_method_and_partition() -> None:
     ],
     ids=str,
 )
-def test_a_wrong_value_is_named_with_its_key_and_what_would_be_right(keys: dict[str, Any], named: list[str]) -> None:
+def test_a_wrong_value_is_named_with_its_key_and_what_would_be_right(
+    keys: dict[str, Any], named: list[str]
+) -> None:
     with pytest.raises(InputError) as caught:
         experiment(**keys)
     assert all(part in str(caught.value) for part in named), str(caught.value)
@@ -153,7 +172,9 @@ def test_a_wrong_value_is_named_with_its_key_and_what_would_be_right(keys: dict[
 
 def test_a_sweep_makes_all_combinations_the_last_key_fastest() -> None:
     found = expand({"rounds": 3, "sweep": {"method": ["fedavg()", "fedbn()"], "seed": [5, 6, 7]}})
-    assert [(e.method, e.seed, e.rounds) for e in found] == [(m, s, 3) for m in ("fedavg()", "fedbn()") for s in (5, 6, 7)]
+    assert [(e.method, e.seed, e.rounds) for e in found] == [
+        (m, s, 3) for m in ("fedavg()", "fedbn()") for s in (5, 6, 7)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -171,7 +192,9 @@ def test_a_sweep_makes_all_combinations_the_last_key_fastest() -> None:
     ],
     ids=str,
 )
-def test_a_table_that_cannot_be_run_is_refused_in_words(table: dict[str, Any], named: list[str]) -> None:
+def test_a_table_that_cannot_be_run_is_refused_in_words(
+    table: dict[str, Any], named: list[str]
+) -> None:
     with pytest.raises(InputError) as caught:
         expand(table)
     assert all(part in str(caught.value) for part in named), str(caught.value)
@@ -191,11 +214,16 @@ TABLE = {"method": "fedavg()", "rounds": 3, "sweep": {"seed": [0, 1]}}
         ("name=", {**TABLE, "name": ""}),
         ("seed=7", {"method": "fedavg()", "rounds": 3, "seed": 7, "sweep": {}}),
         ("sweep.seed=[7, 8]", {**TABLE, "sweep": {"seed": [7, 8]}}),
-        ("sweep.rounds=[1, 2]", {"method": "fedavg()", "sweep": {"seed": [0, 1], "rounds": [1, 2]}}),
+        (
+            "sweep.rounds=[1, 2]",
+            {"method": "fedavg()", "sweep": {"seed": [0, 1], "rounds": [1, 2]}},
+        ),
         ("sweep={seed = [3]}", {**TABLE, "sweep": {"seed": [3]}}),
     ],
 )
-def test_a_setting_takes_the_place_of_what_the_file_says(setting: str, expected: dict[str, Any]) -> None:
+def test_a_setting_takes_the_place_of_what_the_file_says(
+    setting: str, expected: dict[str, Any]
+) -> None:
     before = repr(TABLE)
     assert overlaid(TABLE, [setting]) == expected
     assert repr(TABLE) == before
@@ -232,7 +260,9 @@ def test_a_file_is_loaded_with_its_settings_and_errors_name_it(tmp_path: Path) -
     ],
     ids=["missing", "cut short", "key twice", "not text", "nested too deep", "number too long"],
 )
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | None, says: str) -> None:
+def test_a_file_that_cannot_be_read_is_named(
+    tmp_path: Path, content: bytes | None, says: str
+) -> None:
     path = tmp_path / "e.toml"
     if content is not None:
         path.write_bytes(content)
@@ -249,24 +279,47 @@ ATOMS = (
     | st.text(max_size=8)
     | st.sampled_from(["fedavg()", "dkd()", "iid()"])
 )
-VALUES = st.recursive(ATOMS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3))
+VALUES = st.recursive(
+    ATOMS,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+    ),
+)
 TABLES = st.dictionaries(st.sampled_from([*KEYS, "sweep", "nonsense"]), VALUES, max_size=6)
-SWEEPS = st.dictionaries(st.sampled_from([*KEYS, "sweep", "nonsense"]), st.lists(ATOMS, max_size=2) | ATOMS, max_size=3)
+SWEEPS = st.dictionaries(
+    st.sampled_from([*KEYS, "sweep", "nonsense"]), st.lists(ATOMS, max_size=2) | ATOMS, max_size=3
+)
 
 
-@given(TABLES, SWEEPS, st.booleans(), st.lists(st.text(max_size=20) | st.sampled_from(["sweep.seed=[1]", "seed=3"]), max_size=2))
+@given(
+    TABLES,
+    SWEEPS,
+    st.booleans(),
+    st.lists(st.text(max_size=20) | st.sampled_from(["sweep.seed=[1]", "seed=3"]), max_size=2),
+)
 @example({"sweep": 3}, {}, False, ["sweep.seed=[1]"])
 @example({}, {}, False, ["seed=" + "[" * 5000])
 @example({}, {}, False, ["seed=" + "9" * 5000])
 @settings(deadline=None)
-def test_random_tables_are_run_or_refused_in_words(table: dict[str, Any], sweep: Any, swept: bool, given: list[str]) -> None:
+def test_random_tables_are_run_or_refused_in_words(
+    table: dict[str, Any], sweep: Any, swept: bool, given: list[str]
+) -> None:
     table = {"method": "fedavg()", **table, **({"sweep": sweep} if swept else {})}
     with contextlib.suppress(InputError):
         expand(overlaid(table, given))
 
 
 LINES = st.sampled_from(
-    ['method = "fedavg()"', "[sweep]", "seed = [0, 1]", "rounds = 2", "cohort = 0.5", "x.y = 1", "[[sweep]]", "a = 1979-05-27"]
+    [
+        'method = "fedavg()"',
+        "[sweep]",
+        "seed = [0, 1]",
+        "rounds = 2",
+        "cohort = 0.5",
+        "x.y = 1",
+        "[[sweep]]",
+        "a = 1979-05-27",
+    ]
 )
 
 

@@ -29,7 +29,13 @@ def divided(
     source = SOURCES.one(data).load(None)
     steps = transform("", source.scale)
     return divide(
-        source, PARTITIONS.one(partition), steps, clients=clients, training=training, validation=validation, key=(seed,)
+        source,
+        PARTITIONS.one(partition),
+        steps,
+        clients=clients,
+        training=training,
+        validation=validation,
+        key=(seed,),
     )
 
 
@@ -42,7 +48,9 @@ def test_emnists_half_and_tenth_are_exact_in_every_class() -> None:
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=5), SHARES, SHARES, st.integers(0, 9))
-def test_parts_are_disjoint_and_have_their_share_of_every_class(sizes: list[int], first: float, second: float, seed: int) -> None:
+def test_parts_are_disjoint_and_have_their_share_of_every_class(
+    sizes: list[int], first: float, second: float, seed: int
+) -> None:
     labels = np.repeat(np.arange(len(sizes)), sizes)
     if first + second > 1:
         first, second = 1 - first, 1 - second
@@ -60,11 +68,16 @@ def test_shares_that_add_up_to_one_leave_nobody_out(sizes: list[int], first: flo
     labels = np.repeat(np.arange(len(sizes)), sizes)
     parts = stratified(labels, first, 1 - first, (0,))
     assert sorted(np.concatenate(parts)) == list(range(len(labels)))
-    assert all(np.array_equal(a, b) for a, b in zip(parts, stratified(labels, first, round(1 - first, 12), (0,)), strict=True))
+    assert all(
+        np.array_equal(a, b)
+        for a, b in zip(parts, stratified(labels, first, round(1 - first, 12), (0,)), strict=True)
+    )
 
 
 def test_shares_beyond_the_whole_are_refused() -> None:
-    with pytest.raises(InputError, match=r"validation 0.3 and training 0.8 together take more than the whole"):
+    with pytest.raises(
+        InputError, match=r"validation 0.3 and training 0.8 together take more than the whole"
+    ):
         stratified(np.zeros(10, dtype=np.int64), 0.3, 0.8, (0,))
 
 
@@ -112,7 +125,8 @@ def test_clients_with_tests_of_their_own_are_tested_on_them_and_the_server_on_al
 
 
 @pytest.mark.parametrize(
-    "partition", ["iid()", "shards()", "classes(per_client=2)", "dirichlet(alpha=1)", "classes(form='star')"]
+    "partition",
+    ["iid()", "shards()", "classes(per_client=2)", "dirichlet(alpha=1)", "classes(form='star')"],
 )
 def test_too_many_clients_or_too_little_data_are_errors_in_words(partition: str) -> None:
     with pytest.raises(InputError):
@@ -129,7 +143,9 @@ def test_a_saved_partition_gives_everybody_the_same_again(tmp_path: Path) -> Non
     assert same.digest == split.digest
 
 
-def test_a_saved_partition_stands_whatever_the_seed_and_validation_is_drawn_from_the_rest(tmp_path: Path) -> None:
+def test_a_saved_partition_stands_whatever_the_seed_and_validation_is_drawn_from_the_rest(
+    tmp_path: Path,
+) -> None:
     federation, split = divided("dirichlet(alpha=0.5)", training=0.5)
     split.save(tmp_path / "split.npz")
     again, _ = divided(f"saved(path={str(tmp_path / 'split.npz')!r})", seed=1)
@@ -142,15 +158,21 @@ def test_a_saved_partition_stands_whatever_the_seed_and_validation_is_drawn_from
 
 
 def examples(count: int = 4, features: int = 3, dtype: torch.dtype = torch.float32) -> Examples:
-    return Examples(torch.arange(count * features, dtype=dtype).reshape(count, features), torch.arange(count))
+    return Examples(
+        torch.arange(count * features, dtype=dtype).reshape(count, features), torch.arange(count)
+    )
 
 
 def test_examples_that_are_divided_already_stay_where_they_are() -> None:
     parts = [examples(4), examples(2), examples(5), examples(3)]
     federation = assemble(parts[:2], parts[2], parts[3], transform(""))
     lists = [*federation.train, federation.test, federation.validation]
-    assert all(torch.equal(federation.x[own], part.x) for own, part in zip(lists, parts, strict=True))
-    assert all(torch.equal(federation.y[own], part.y) for own, part in zip(lists, parts, strict=True))
+    assert all(
+        torch.equal(federation.x[own], part.x) for own, part in zip(lists, parts, strict=True)
+    )
+    assert all(
+        torch.equal(federation.y[own], part.y) for own, part in zip(lists, parts, strict=True)
+    )
     assert federation.classes == 5
     assert len(assemble(parts[:2], parts[2], None, transform("")).validation) == 0
 
@@ -164,7 +186,9 @@ def test_examples_that_are_divided_already_stay_where_they_are() -> None:
         ([examples()], examples(dtype=torch.float64), "others .* torch.float64"),
     ],
 )
-def test_examples_that_do_not_go_together_are_refused(clients: list[Examples], test: Examples, says: str) -> None:
+def test_examples_that_do_not_go_together_are_refused(
+    clients: list[Examples], test: Examples, says: str
+) -> None:
     with pytest.raises(InputError, match=says):
         assemble(clients, test, None, transform(""))
 
@@ -186,15 +210,24 @@ def test_public_examples_are_nobodys_training_validation_or_test_examples(partit
     assert len(np.unique(np.concatenate(held))) == sum(map(len, held)) == len(federation.y)
     share = len(federation.public) / (len(federation.public) + sum(federation.sizes))
     assert share == pytest.approx(0.2, abs=0.01)
-    assert federation.counts("train+public") == [n + len(federation.public) for n in federation.sizes]
+    assert federation.counts("train+public") == [
+        n + len(federation.public) for n in federation.sizes
+    ]
 
 
 def test_public_examples_do_not_change_the_validation_set() -> None:
     source = SOURCES.one("digits()").load(None)
     plain, shared = (
-        divide(source, PARTITIONS.one("iid()"), transform(""), clients=5, training=None, validation=0.1, key=(0,), public=public)[
-            0
-        ]
+        divide(
+            source,
+            PARTITIONS.one("iid()"),
+            transform(""),
+            clients=5,
+            training=None,
+            validation=0.1,
+            key=(0,),
+            public=public,
+        )[0]
         for public in (0.0, 0.1)
     )
     assert (plain.validation == shared.validation).all()

@@ -1,4 +1,6 @@
-"""Flower's nodes give what `serial` gives, and whatever goes wrong with one of them, the round goes on with the rest."""
+"""Flower's nodes give what `serial` gives, and whatever goes wrong with one of them, the round goes
+on with the rest.
+"""
 
 import json
 import time
@@ -26,12 +28,27 @@ from feddkd.method import Exchange
 from feddkd.runs.prepare import prepare
 from feddkd.runs.record import find
 from feddkd.runs.runner import execute
-from flower_double import DKD, FEDDKD, LOCAL, METHODS, NORM, SETTING, Double, apart, check_same, final, rows
+from flower_double import (
+    DKD,
+    FEDDKD,
+    LOCAL,
+    METHODS,
+    NORM,
+    SETTING,
+    Double,
+    apart,
+    check_same,
+    final,
+    rows,
+)
 
 
 def flower(folder: Path, method: str, grid: Double | None = None, **changes: Any) -> Double:
     grid = grid or Double(NodeApp(), SETTING["clients"])
-    config: dict[str, Any] = {f"experiment.{key}": value for key, value in {**SETTING, "method": method, **changes}.items()}
+    config: dict[str, Any] = {
+        f"experiment.{key}": value
+        for key, value in {**SETTING, "method": method, **changes}.items()
+    }
     serve(grid, {**config, "out": str(folder), "poll": 0.0, "deadline": 0.05, "join": 0.3})
     return grid
 
@@ -57,14 +74,20 @@ def test_unshuffled_examples_are_read_as_on_serial(tmp_path: Path) -> None:
 
 
 def test_noise_falls_on_the_same_tensors_as_on_serial(tmp_path: Path) -> None:
-    method = f"fedavg({LOCAL}, clip=1.0, noise=0.1) | dkd(steps=1, batch_size=16, clip=1.0, noise=0.1)"
+    method = (
+        f"fedavg({LOCAL}, clip=1.0, noise=0.1) | dkd(steps=1, batch_size=16, clip=1.0, noise=0.1)"
+    )
     serial(tmp_path / "serial", method, rounds=1)
     flower(tmp_path / "flower", method, rounds=1)
     assert apart(final(tmp_path / "serial"), final(tmp_path / "flower")) < 1e-12
 
 
 @pytest.mark.parametrize(
-    "method", ["fedavg(epochs=1) | dkd(steps=3, batch_size=8)", "scaffold(epochs=1) | dkd(steps=2, batch_size=8)"]
+    "method",
+    [
+        "fedavg(epochs=1) | dkd(steps=3, batch_size=8)",
+        "scaffold(epochs=1) | dkd(steps=2, batch_size=8)",
+    ],
 )
 def test_clients_drop_out_and_come_late_as_they_do_on_serial(method: str, tmp_path: Path) -> None:
     faults: dict[str, Any] = {"availability": "random(drop=0.1, late=0.1, seed=0)", "rounds": 3}
@@ -171,15 +194,25 @@ def spoiling(spoil: Spoil, part: int, exchange: Sequence[int]) -> Double:
 
     def tamper(own: int, asked: Message, reply: Message) -> Message | None:
         page = json.loads(str(asked.content.config_records["page"]["json"]))
-        return spoil(asked, reply) if own == part and page.get("key", [])[1:] == list(exchange) else reply
+        return (
+            spoil(asked, reply)
+            if own == part and page.get("key", [])[1:] == list(exchange)
+            else reply
+        )
 
     return Double(NodeApp(), 3, tamper)
 
 
-@pytest.mark.parametrize("exchange", [(1, 0, 1), (1, 1, 2)], ids=["in training", "in the second step of DKD"])
+@pytest.mark.parametrize(
+    "exchange", [(1, 0, 1), (1, 1, 2)], ids=["in training", "in the second step of DKD"]
+)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_client_whose_answer_cannot_be_used_has_not_answered(
-    fault: str, exchange: tuple[int, int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    fault: str,
+    exchange: tuple[int, int, int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr("feddkd.flower.engine.Flower.most", 200_000)
     method = f"scaffold({LOCAL}) | {DKD}"
@@ -190,13 +223,18 @@ def test_a_client_whose_answer_cannot_be_used_has_not_answered(
     assert apart(final(tmp_path / "serial"), final(tmp_path / "flower")) < 1e-12
     assert len(rows(tmp_path / "flower")) == 2
     assert "client" in caplog.text
-    assert ("from clients [1]" if fault == "no reply" else f"(3, {', '.join(map(str, exchange))}, 1)") in caplog.text
+    assert (
+        "from clients [1]" if fault == "no reply" else f"(3, {', '.join(map(str, exchange))}, 1)"
+    ) in caplog.text
 
 
-def test_a_node_that_is_gone_is_not_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_node_that_is_gone_is_not_waited_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     grid = spoiling(lambda asked, reply: grid.gone.add(2), 2, (1, 0, 1))
     flower(tmp_path, FEDDKD, grid)
-    assert [part for part, kind in grid.traffic if part == 2] == [2, 2]  # asked who it is, and once to train
+    # asked who it is, and once to train
+    assert [part for part, kind in grid.traffic if part == 2] == [2, 2]
     assert "its node is not there" in caplog.text
 
 
@@ -211,21 +249,39 @@ def test_a_restarted_node_is_not_trusted_in_its_round_and_back_in_the_next(
     flower(tmp_path, FEDDKD, grid)
     assert "has lost what it kept" in caplog.text
     mine = [kind for part, kind in grid.traffic if part == 0]
-    assert mine == ["query.info", "train.local", "train.distil", "train.local", "train.distil", "train.distil"]
+    assert mine == [
+        "query.info",
+        "train.local",
+        "train.distil",
+        "train.local",
+        "train.distil",
+        "train.distil",
+    ]
 
 
-def test_a_node_that_fell_out_and_was_restarted_meanwhile_is_back_in_the_next_round(tmp_path: Path) -> None:
+def test_a_node_that_fell_out_and_was_restarted_meanwhile_is_back_in_the_next_round(
+    tmp_path: Path,
+) -> None:
     def die(asked: Message, reply: Message) -> None:
         grid.after = lambda: grid.restart(0)
 
     grid = spoiling(die, 0, (1, 1, 1))
     flower(tmp_path, FEDDKD, grid)
     mine = [kind for part, kind in grid.traffic if part == 0]
-    assert mine == ["query.info", "train.local", "train.distil", "train.local", "train.distil", "train.distil"]
+    assert mine == [
+        "query.info",
+        "train.local",
+        "train.distil",
+        "train.local",
+        "train.distil",
+        "train.distil",
+    ]
     assert "missing" not in rows(tmp_path)[1]
 
 
-def test_a_client_that_lost_what_it_keeps_for_ever_begins_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_client_that_lost_what_it_keeps_for_ever_begins_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """FedBN's own layers: lost with the node, drawn again as every client's were in the beginning."""
 
     def restart(asked: Message, reply: Message) -> Message:
@@ -241,11 +297,19 @@ def test_a_client_that_lost_what_it_keeps_for_ever_begins_anew(tmp_path: Path, c
 
 
 def test_nobody_answering_ends_the_run_with_the_phase_and_the_round(tmp_path: Path) -> None:
-    grid = Double(NodeApp(), 3, lambda part, asked, reply: None if "distil" in asked.metadata.message_type else reply)
+    grid = Double(
+        NodeApp(),
+        3,
+        lambda part, asked, reply: None if "distil" in asked.metadata.message_type else reply,
+    )
     flower(tmp_path / "distil", FEDDKD, grid)
     (record,) = find(tmp_path / "distil", begun=True)
     assert "nobody answered phase 'distil', step 1, in round 1" in record.manifest["ended"]
-    grid = Double(NodeApp(), 3, lambda part, asked, reply: None if asked.metadata.message_type == "evaluate" else reply)
+    grid = Double(
+        NodeApp(),
+        3,
+        lambda part, asked, reply: None if asked.metadata.message_type == "evaluate" else reply,
+    )
     with pytest.raises(ClientError, match="nobody answered the evaluation on test"):
         flower(tmp_path / "evaluation", f"fedbn({LOCAL})", grid, **NORM)
 
@@ -261,7 +325,8 @@ def test_content_that_comes_after_its_message_is_asked_for_again_at_once() -> No
         return b"content"
 
     assert pull_objects(["name"], pull) == {"name": b"content"}
-    assert 0.1 < asked[-1] - asked[0] < 2.0  # 0.05 s and 0.1 s, give or take; Flower's own would be 1 s and 2 s
+    # 0.05 s and 0.1 s, give or take; Flower's own would be 1 s and 2 s
+    assert 0.1 < asked[-1] - asked[0] < 2.0
 
 
 def test_an_answer_that_comes_twice_counts_once(tmp_path: Path) -> None:
@@ -283,7 +348,10 @@ def test_who_has_not_joined_is_named_and_why(tmp_path: Path) -> None:
         labels = torch.tensor([0, 11 if context.node_config["partition-id"] == 1 else 1])
         return torch.zeros(2, 1, 8, 8, dtype=torch.uint8), labels
 
-    with pytest.raises(InputError, match=r"clients \[1\] have not joined .*labels here go up to 11, and the federation has 10"):
+    with pytest.raises(
+        InputError,
+        match=r"clients \[1\] have not joined .*labels here go up to 11, and the federation has 10",
+    ):
         flower(tmp_path, FEDDKD, Double(NodeApp(load), 3))
     grid = Double(NodeApp(), 3)
     grid.gone.add(2)
@@ -292,7 +360,10 @@ def test_who_has_not_joined_is_named_and_why(tmp_path: Path) -> None:
 
 
 def test_a_node_with_fewer_classes_than_the_federation_takes_part(tmp_path: Path) -> None:
-    """A hospital may hold some of the classes alone. Labels beyond those promised are another matter: see above."""
+    """A hospital may hold some of the classes alone.
+
+    Labels beyond those promised are another matter: see above.
+    """
 
     def load(context: Context) -> tuple[Tensor, Tensor]:
         return torch.ones(4, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 1, 0, 1])
@@ -313,7 +384,9 @@ class Cut(Exception):  # noqa: N818  # nothing went wrong
     pass
 
 
-def cut_short(folder: Path, method: str, grid: Double, exchange: str = "2, 0, 1", **changes: Any) -> None:
+def cut_short(
+    folder: Path, method: str, grid: Double, exchange: str = "2, 0, 1", **changes: Any
+) -> None:
     """Stop in an exchange: round, phase, step. Unless said, in the second round's training."""
 
     def tamper(part: int, asked: Message, reply: Message) -> Message:
@@ -327,9 +400,15 @@ def cut_short(folder: Path, method: str, grid: Double, exchange: str = "2, 0, 1"
     grid.tamper = lambda part, asked, reply: reply
 
 
-@pytest.mark.parametrize("exchange", ["2, 0, 1", "2, 1, 2"], ids=["in training", "in the second step of DKD"])
-@pytest.mark.parametrize("method", [FEDDKD, f"scaffold({LOCAL}) | {DKD}"], ids=["fedavg | dkd", "scaffold | dkd"])
-def test_a_server_goes_on_from_its_checkpoint_with_the_same_numbers(method: str, exchange: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "exchange", ["2, 0, 1", "2, 1, 2"], ids=["in training", "in the second step of DKD"]
+)
+@pytest.mark.parametrize(
+    "method", [FEDDKD, f"scaffold({LOCAL}) | {DKD}"], ids=["fedavg | dkd", "scaffold | dkd"]
+)
+def test_a_server_goes_on_from_its_checkpoint_with_the_same_numbers(
+    method: str, exchange: str, tmp_path: Path
+) -> None:
     serial(tmp_path / "serial", method)
     grid = Double(NodeApp(), 3)
     cut_short(tmp_path / "flower", method, grid, exchange)
@@ -337,10 +416,15 @@ def test_a_server_goes_on_from_its_checkpoint_with_the_same_numbers(method: str,
     check_same(tmp_path / "serial", tmp_path / "flower")
 
 
-def test_nodes_that_have_forgotten_begin_anew_and_it_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_nodes_that_have_forgotten_begin_anew_and_it_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     cut_short(tmp_path, f"fedbn({LOCAL})", Double(NodeApp(), 3), **NORM)
     flower(tmp_path, f"fedbn({LOCAL})", **NORM)
-    assert all(f"client {client} no longer holds what it kept; it begins anew" in caplog.text for client in range(3))
+    assert all(
+        f"client {client} no longer holds what it kept; it begins anew" in caplog.text
+        for client in range(3)
+    )
     assert len(rows(tmp_path)) == 2
 
 
@@ -351,7 +435,10 @@ def test_nodes_that_have_forgotten_begin_anew_and_it_is_said(tmp_path: Path, cap
 def test_a_round_that_is_undone_and_played_again_counts_once(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second round of three is taken for bad though it is not: played again, client by client, it is what it was."""
+    """The second round of three is taken for bad though it is not:
+
+    played again, client by client, it is what it was.
+    """
     changes: dict[str, Any] = {"rounds": 3, "cohort": 2}
     serial(tmp_path / "serial", f"{method} | {DKD}", **changes)
     verdicts = iter([True, False, True])
@@ -364,7 +451,10 @@ def test_a_round_that_is_undone_and_played_again_counts_once(
 def test_who_fell_out_of_a_round_takes_part_when_the_next_is_played_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What it held in the round before is forgotten when the next begins: nobody may ask for it when that begins again."""
+    """What it held in the round before is forgotten when the next begins:
+
+    nobody may ask for it when that begins again.
+    """
     verdicts = iter([True, False])
     monkeypatch.setattr("feddkd.rounds.loop._good", lambda turns: [next(verdicts)])
     flower(tmp_path, FEDDKD, spoiling(FAULTS["no reply"], 1, (1, 1, 2)))
@@ -373,7 +463,9 @@ def test_who_fell_out_of_a_round_takes_part_when_the_next_is_played_twice(
 
 
 def test_a_client_that_sends_bad_numbers_is_left_out_as_on_serial(tmp_path: Path) -> None:
-    """There the round is undone and played again without it; here its upload is refused at the door."""
+    """There the round is undone and played again without it; here its upload is refused at the
+    door.
+    """
     method, absent = f"scaffold({LOCAL}) | {DKD}", tmp_path / "absent.csv"
     absent.write_text("round,client,phase,step,event\n1,1,distil,2,drop\n")
     serial(tmp_path / "serial", method, availability=f"trace(file='{absent}')")
@@ -381,7 +473,9 @@ def test_a_client_that_sends_bad_numbers_is_left_out_as_on_serial(tmp_path: Path
     check_same(tmp_path / "serial", tmp_path / "flower")
 
 
-def test_a_run_that_diverges_for_all_ends_and_says_where_and_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_that_diverges_for_all_ends_and_says_where_and_why(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     flower(tmp_path, "fedavg(epochs=1) | dkd(steps=2, batch_size=16, lr=1e308)")
     (record,) = find(tmp_path, begun=True)
     assert "nobody answered phase 'distil', step 2, in round 1" in record.manifest["ended"]

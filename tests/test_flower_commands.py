@@ -1,4 +1,8 @@
-"""feddkd flower: its commands and what they say when something is wrong; certificates, keys, the app for one's own data."""
+"""feddkd flower:
+
+its commands and what they say when something is wrong; certificates, keys, the app for one's own
+data.
+"""
 
 import socket
 import stat
@@ -12,7 +16,11 @@ pytest.importorskip("flwr")
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_ssh_private_key, load_ssh_public_key
+from cryptography.hazmat.primitives.serialization import (
+    load_pem_private_key,
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
 
 from feddkd.cli.app import main
 from feddkd.cli.flower import _function
@@ -35,14 +43,24 @@ WRONG = {
     "up tiny.toml --nodes two": "--nodes",
     "up odd.toml": "fedodd",
     "up tiny.toml --data nowhere --set data=emnist": "nowhere",
-    "client host:1 --part 0 --parts 2 --key k --authority k --port {taken}": "cannot listen on 127.0.0.1:{taken}: ",
-    "server tiny.toml --folder made --keys keys --host 127.0.0.1 --port {taken}": "cannot listen on 127.0.0.1:{taken}: ",
+    "client host:1 --part 0 --parts 2 --key k --authority k --port {taken}": (
+        "cannot listen on 127.0.0.1:{taken}: "
+    ),
+    "server tiny.toml --folder made --keys keys --host 127.0.0.1 --port {taken}": (
+        "cannot listen on 127.0.0.1:{taken}: "
+    ),
     "up tiny.toml --secure": "secure aggregation sums over at least 3 clients, and a cohort has 2",
-    "server tiny.toml --folder full --keys keys --secure --threshold 0.5": "more than a half and at most 1, not 0.5",
+    "server tiny.toml --folder full --keys keys --secure --threshold 0.5": (
+        "more than a half and at most 1, not 0.5"
+    ),
     "client host:1 --part 2 --parts 2 --key k --authority k": "parts are counted from 0 to 1",
     "client host:1 --part 0 --parts 2 --key nokey --authority k": "there is no file nokey",
-    "client host:1 --part 0 --parts 2 --key k --authority k --load none.py:load": "there is no file 'none.py'",
-    "client host:1 --part 0 --parts 2 --key k --authority k --load k.py:read": "k.py has no function 'read'",
+    "client host:1 --part 0 --parts 2 --key k --authority k --load none.py:load": (
+        "there is no file 'none.py'"
+    ),
+    "client host:1 --part 0 --parts 2 --key k --authority k --load k.py:read": (
+        "k.py has no function 'read'"
+    ),
     "key k": "there is a key in k already",
     "init full": "full is not empty",
     "server tiny.toml --folder full --keys full": "no public keys (*.pub) in full",
@@ -59,7 +77,15 @@ def test_a_mistake_is_one_line(
     Path("odd.toml").write_text("method = 'fedodd()'\n")
     for folder in ("full", "keys", "made"):
         Path(folder).mkdir()
-    for file in ("k", "k.py", "full/file", "keys/a.pub", "made/ca.crt", "made/server.pem", "made/server.key"):
+    for file in (
+        "k",
+        "k.py",
+        "full/file",
+        "keys/a.pub",
+        "made/ca.crt",
+        "made/server.pem",
+        "made/server.key",
+    ):
         Path(file).write_text("")
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = server.getsockname()[1]
@@ -83,18 +109,30 @@ def test_a_servers_certificate_holds_its_names_and_only_its_owner_reads_the_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert feddkd(monkeypatch, "certificate", str(tmp_path), "fed.example.org", "192.0.2.7") == 0
-    root, leaf = (x509.load_pem_x509_certificate((tmp_path / name).read_bytes()) for name in ("ca.crt", "server.pem"))
+    root, leaf = (
+        x509.load_pem_x509_certificate((tmp_path / name).read_bytes())
+        for name in ("ca.crt", "server.pem")
+    )
     leaf.verify_directly_issued_by(root)
     names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["fed.example.org", "localhost"]
-    assert [str(address) for address in names.get_values_for_type(x509.IPAddress)] == ["192.0.2.7", "127.0.0.1"]
+    assert [str(address) for address in names.get_values_for_type(x509.IPAddress)] == [
+        "192.0.2.7",
+        "127.0.0.1",
+    ]
     assert stat.S_IMODE((tmp_path / "server.key").stat().st_mode) == 0o600
     key = load_pem_private_key((tmp_path / "server.key").read_bytes(), None)
     assert key.public_key() == leaf.public_key()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["ca.crt", "server.key", "server.pem"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "ca.crt",
+        "server.key",
+        "server.pem",
+    ]
 
 
-def test_a_nodes_key_is_of_the_kind_flower_wants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_nodes_key_is_of_the_kind_flower_wants(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert feddkd(monkeypatch, "key", str(tmp_path / "node")) == 0
     key = load_ssh_private_key((tmp_path / "node").read_bytes(), None)
     assert isinstance(key, ec.EllipticCurvePrivateKey)
@@ -103,16 +141,26 @@ def test_a_nodes_key_is_of_the_kind_flower_wants(tmp_path: Path, monkeypatch: py
     assert stat.S_IMODE((tmp_path / "node").stat().st_mode) == 0o600
 
 
-def test_the_app_for_ones_own_data_runs_as_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_app_for_ones_own_data_runs_as_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert feddkd(monkeypatch, "init", str(tmp_path / "app")) == 0
     assert {path.name: path.read_text() for path in (tmp_path / "app").iterdir()} == FILES
     draw = np.random.default_rng(0)
     for part in range(2):
         x = draw.normal(size=(20, 5)).astype(np.float32)
         np.savez(tmp_path / f"{part}.npz", x=x, y=draw.integers(0, 3, 20))
-    np.savez(tmp_path / "test.npz", x_test=draw.normal(size=(10, 5)).astype(np.float32), y_test=np.arange(10) % 3)
+    np.savez(
+        tmp_path / "test.npz",
+        x_test=draw.normal(size=(10, 5)).astype(np.float32),
+        y_test=np.arange(10) % 3,
+    )
     load = _function(f"{tmp_path / 'app' / 'client_app.py'}:load")
-    grid = Double(NodeApp(load), 2, configs={part: {"file": str(tmp_path / f"{part}.npz")} for part in range(2)})
+    grid = Double(
+        NodeApp(load),
+        2,
+        configs={part: {"file": str(tmp_path / f"{part}.npz")} for part in range(2)},
+    )
     config = _flat(tmp_path / "app" / "pyproject.toml")
     serve(grid, {**config, "data": str(tmp_path), "out": str(tmp_path / "runs"), "poll": 0.0})
     assert len(rows(tmp_path / "runs")) == 3

@@ -12,12 +12,18 @@ from feddkd.cli.app import main
 from feddkd.cli.console import clock
 from feddkd.rounds.costs import Costs
 from feddkd.rounds.evaluation import PHASES
-from feddkd.runs.forecast import Seen, _seconds, forecast
+from feddkd.runs.forecast import TimedExchange, _seconds, forecast
 from feddkd.runs.runner import How, execute
 
 
 def tiny(**keys: Any) -> Experiment:
-    common = {"partition": "classes(per_client=2)", "model": "mlp(hidden='8')", "clients": 5, "cohort": 0.6, "rounds": 4}
+    common = {
+        "partition": "classes(per_client=2)",
+        "model": "mlp(hidden='8')",
+        "clients": 5,
+        "cohort": 0.6,
+        "rounds": 4,
+    }
     return Experiment(**{"method": "fedavg(epochs=2, batch_size=16)", **common, **keys})
 
 
@@ -26,7 +32,11 @@ SERIAL = How("serial")
 
 @pytest.mark.parametrize(
     "method",
-    ["fedavg(epochs=2, batch_size=16) | dkd(steps=3, warmup=2)", "scaffold(epochs=1)", "feddistill(epochs=1)"],
+    [
+        "fedavg(epochs=2, batch_size=16) | dkd(steps=3, warmup=2)",
+        "scaffold(epochs=1)",
+        "feddistill(epochs=1)",
+    ],
 )
 def test_bytes_are_foretold_exactly(tmp_path: Path, method: str) -> None:
     experiment = tiny(method=method)
@@ -49,13 +59,18 @@ def test_of_the_first_rounds_alone_no_more_is_foretold() -> None:
 
 
 def test_an_exchange_takes_what_lies_on_the_line_through_two_trials() -> None:
-    few, more = ([Seen(PHASES["test"], seconds, steps, Costs())] for seconds, steps in ((3.0, 2.0), (5.0, 6.0)))
+    few, more = (
+        [TimedExchange(PHASES["test"], seconds, steps, Costs())]
+        for seconds, steps in ((3.0, 2.0), (5.0, 6.0))
+    )
     assert _seconds(few, more, 12.0) == pytest.approx(8.0)
     assert _seconds(few, few, 2.0) == pytest.approx(3.0)
     assert _seconds(more, more, 2.0) == pytest.approx(5.0)
 
 
-@pytest.mark.parametrize(("seconds", "said"), [(0.123, "0.12 s"), (42.4, "42 s"), (3600, "1 h 0 min"), (119, "2 min")])
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(0.123, "0.12 s"), (42.4, "42 s"), (3600, "1 h 0 min"), (119, "2 min")]
+)
 def test_times_are_said_as_people_say_them(seconds: float, said: str) -> None:
     assert clock(seconds) == said
 
@@ -70,7 +85,9 @@ def test_a_dry_run_says_what_is_to_do_and_writes_nothing(
     Path("tiny.toml").write_text("\n".join([*lines, "[sweep]", "seed = [0, 1, 2]"]))
     (summary,) = execute([experiment], out=Path("runs"), engine="serial")
     before = sorted(Path("runs").rglob("*"))
-    monkeypatch.setattr(sys, "argv", ["feddkd", "run", "tiny.toml", "--dry-run", "--engine", "serial", "--json"])
+    monkeypatch.setattr(
+        sys, "argv", ["feddkd", "run", "tiny.toml", "--dry-run", "--engine", "serial", "--json"]
+    )
     with pytest.raises(SystemExit) as caught:
         main()
     told = json.loads(capfd.readouterr().out)

@@ -1,4 +1,7 @@
-"""Laws of the readers: a good file gives what was written; any other ends in one line that names the file."""
+"""Laws of the readers:
+
+a good file gives what was written; any other ends in one line that names the file.
+"""
 
 import bz2
 import contextlib
@@ -27,13 +30,20 @@ from feddkd.errors import InputError
 h5py = pytest.importorskip("h5py")
 N = 6
 RNG = np.random.default_rng(0)
-GREY, COLOUR = RNG.integers(0, 256, (N, 1, 16, 16), np.uint8), RNG.integers(0, 256, (N, 3, 32, 32), np.uint8)
+GREY, COLOUR = (
+    RNG.integers(0, 256, (N, 1, 16, 16), np.uint8),
+    RNG.integers(0, 256, (N, 3, 32, 32), np.uint8),
+)
 LABELS = np.array([0, 1, 2, 9, 5, 3])
 
 
 def as_idx(values: np.ndarray[Any, Any]) -> bytes:
     values = values.astype(np.uint8)
-    return bytes([0, 0, 8, values.ndim]) + struct.pack(f">{values.ndim}I", *values.shape) + values.tobytes()
+    return (
+        bytes([0, 0, 8, values.ndim])
+        + struct.pack(f">{values.ndim}I", *values.shape)
+        + values.tobytes()
+    )
 
 
 def as_png(image: np.ndarray[Any, Any]) -> bytes:
@@ -63,7 +73,8 @@ def as_python2_pickle(value: Any) -> bytes:
 def as_text(sign: str = "") -> bytes:
     rows = ((GREY.reshape(N, -1) + 0.5) / 255 * 2 - 1).clip(-1, 1)
     lines = [
-        f"{sign}{y + 1} " + " ".join(f"{i + 1}:{v:.6f}" for i, v in enumerate(row)) for y, row in zip(LABELS, rows, strict=True)
+        f"{sign}{y + 1} " + " ".join(f"{i + 1}:{v:.6f}" for i, v in enumerate(row))
+        for y, row in zip(LABELS, rows, strict=True)
     ]
     return "\n".join(lines).encode()
 
@@ -114,24 +125,48 @@ class Case:
 
 CASES = {
     "idx": Case(as_idx(GREY[:, 0]), lambda p: (formats.idx(p, (N, 16, 16))[:, None], LABELS), GREY),
-    "idx.gz": Case(gzip.compress(as_idx(GREY[:, 0])), lambda p: (formats.idx(p, (N, 16, 16))[:, None], LABELS), GREY),
-    "cifar10.bin": Case(np.hstack([TEN, FLAT]).astype(np.uint8).tobytes(), lambda p: formats.cifar_binary(p, N, 10), COLOUR),
-    "cifar100.bin": Case(
-        np.hstack([HUNDRED, FLAT]).astype(np.uint8).tobytes(), lambda p: formats.cifar_binary(p, N, 100), COLOUR
+    "idx.gz": Case(
+        gzip.compress(as_idx(GREY[:, 0])),
+        lambda p: (formats.idx(p, (N, 16, 16))[:, None], LABELS),
+        GREY,
     ),
-    "cifar10.pickle": Case(as_python2_pickle(BATCH), lambda p: formats.cifar_pickle(p, N, 10), COLOUR),
-    "cifar100.pickle": Case(pickle.dumps(BATCH, 3), lambda p: formats.cifar_pickle(p, N, 100), COLOUR),
+    "cifar10.bin": Case(
+        np.hstack([TEN, FLAT]).astype(np.uint8).tobytes(),
+        lambda p: formats.cifar_binary(p, N, 10),
+        COLOUR,
+    ),
+    "cifar100.bin": Case(
+        np.hstack([HUNDRED, FLAT]).astype(np.uint8).tobytes(),
+        lambda p: formats.cifar_binary(p, N, 100),
+        COLOUR,
+    ),
+    "cifar10.pickle": Case(
+        as_python2_pickle(BATCH), lambda p: formats.cifar_pickle(p, N, 10), COLOUR
+    ),
+    "cifar100.pickle": Case(
+        pickle.dumps(BATCH, 3), lambda p: formats.cifar_pickle(p, N, 100), COLOUR
+    ),
     "svhn.mat": Case(
-        as_mat(COLOUR.transpose(2, 3, 1, 0), np.where(LABELS == 0, 10, LABELS)[:, None]), lambda p: formats.svhn(p, N), COLOUR
+        as_mat(COLOUR.transpose(2, 3, 1, 0), np.where(LABELS == 0, 10, LABELS)[:, None]),
+        lambda p: formats.svhn(p, N),
+        COLOUR,
     ),
     "usps.h5": Case(as_h5(), lambda p: formats.usps_h5(p, "train", N), GREY),
     "usps.bz2": Case(bz2.compress(as_text()), lambda p: formats.usps_text(p, N), GREY),
     "mnist_m.tar.gz": Case(
-        as_tar({"mnist_m/mnist_m_train_labels.txt": LIST} | {f"mnist_m/{n}": c for n, c in PNGS.items()}, "w:gz"),
+        as_tar(
+            {"mnist_m/mnist_m_train_labels.txt": LIST}
+            | {f"mnist_m/{n}": c for n, c in PNGS.items()},
+            "w:gz",
+        ),
         lambda p: formats.mnist_m(p, "train", N, None),
         COLOUR,
     ),
-    "arrays.npz": Case(as_saved(lambda f: np.savez(f, x=COLOUR, y=LABELS)), lambda p: formats.npz(p, ("x", "y")), COLOUR),
+    "arrays.npz": Case(
+        as_saved(lambda f: np.savez(f, x=COLOUR, y=LABELS)),
+        lambda p: formats.npz(p, ("x", "y")),
+        COLOUR,
+    ),
 }
 
 
@@ -146,7 +181,9 @@ def read(case: Case, content: bytes, folder: Path) -> Any:
     return case.read(path)
 
 
-def refuse(case: Case, content: bytes, folder: Path, match: str = "file is missing, damaged or not") -> None:
+def refuse(
+    case: Case, content: bytes, folder: Path, match: str = "file is missing, damaged or not"
+) -> None:
     with pytest.raises(InputError, match=match) as caught:
         read(case, content, folder)
     assert "\n" not in str(caught.value)
@@ -179,7 +216,10 @@ def test_half_a_file_is_refused(name: str, scratch: Path) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(start=st.sampled_from([b"", *(case.content[:40] for case in CASES.values())]), noise=st.binary(max_size=400))
+@given(
+    start=st.sampled_from([b"", *(case.content[:40] for case in CASES.values())]),
+    noise=st.binary(max_size=400),
+)
 @pytest.mark.parametrize("name", CASES)
 def test_random_bytes_end_in_one_line(name: str, start: bytes, noise: bytes, scratch: Path) -> None:
     refuse(CASES[name], start + noise, scratch)
@@ -188,7 +228,9 @@ def test_random_bytes_end_in_one_line(name: str, start: bytes, noise: bytes, scr
 @settings(max_examples=60, deadline=None)
 @given(at=st.floats(0, 1, exclude_max=True), noise=st.binary(min_size=1, max_size=8))
 @pytest.mark.parametrize("name", CASES)
-def test_a_damaged_file_is_read_or_refused_and_nothing_else(name: str, at: float, noise: bytes, scratch: Path) -> None:
+def test_a_damaged_file_is_read_or_refused_and_nothing_else(
+    name: str, at: float, noise: bytes, scratch: Path
+) -> None:
     content = CASES[name].content
     place = int(at * len(content))
     with contextlib.suppress(InputError):
@@ -213,10 +255,30 @@ def test_an_idx_file_is_told_by_its_checksum_and_its_labels(tmp_path: Path) -> N
 
 
 def test_labels_out_of_range_are_refused(tmp_path: Path) -> None:
-    refuse(CASES["cifar10.bin"], np.hstack([TEN + 1, FLAT]).astype(np.uint8).tobytes(), tmp_path, "labels outside")
-    refuse(CASES["cifar10.pickle"], pickle.dumps(BATCH | {"labels": [-1] * N}, 3), tmp_path, "labels outside")
-    refuse(CASES["cifar10.pickle"], pickle.dumps(BATCH | {"labels": ["a"] * N}, 3), tmp_path, "not a list of numbers")
-    refuse(CASES["svhn.mat"], as_mat(COLOUR.transpose(2, 3, 1, 0), LABELS[:, None]), tmp_path, "labels outside")
+    refuse(
+        CASES["cifar10.bin"],
+        np.hstack([TEN + 1, FLAT]).astype(np.uint8).tobytes(),
+        tmp_path,
+        "labels outside",
+    )
+    refuse(
+        CASES["cifar10.pickle"],
+        pickle.dumps(BATCH | {"labels": [-1] * N}, 3),
+        tmp_path,
+        "labels outside",
+    )
+    refuse(
+        CASES["cifar10.pickle"],
+        pickle.dumps(BATCH | {"labels": ["a"] * N}, 3),
+        tmp_path,
+        "not a list of numbers",
+    )
+    refuse(
+        CASES["svhn.mat"],
+        as_mat(COLOUR.transpose(2, 3, 1, 0), LABELS[:, None]),
+        tmp_path,
+        "labels outside",
+    )
     refuse(CASES["usps.bz2"], as_text(sign="-"), tmp_path, "labels outside")
 
 
@@ -242,24 +304,54 @@ class Hostile:
 
 @pytest.mark.parametrize("call", [os.system, eval, exec, getattr, __import__])
 @pytest.mark.parametrize("protocol", range(6))
-def test_a_hostile_pickle_is_refused_and_does_nothing(call: Callable[..., Any], protocol: int, tmp_path: Path) -> None:
+def test_a_hostile_pickle_is_refused_and_does_nothing(
+    call: Callable[..., Any], protocol: int, tmp_path: Path
+) -> None:
     mark = tmp_path / "mark"
-    hostile = BATCH | {"labels": Hostile(call, f"open({str(mark)!r}, 'w')" if call is not os.system else f"touch {mark}")}
-    refuse(CASES["cifar10.pickle"], pickle.dumps(hostile, protocol), tmp_path, "which no data file needs")
+    hostile = BATCH | {
+        "labels": Hostile(
+            call, f"open({str(mark)!r}, 'w')" if call is not os.system else f"touch {mark}"
+        )
+    }
+    refuse(
+        CASES["cifar10.pickle"],
+        pickle.dumps(hostile, protocol),
+        tmp_path,
+        "which no data file needs",
+    )
     assert not mark.exists()
 
 
 def test_a_pickle_that_asks_for_room_without_end_is_refused(tmp_path: Path) -> None:
-    refuse(CASES["cifar10.pickle"], b"\x80\x02]r\xff\xff\xff\xff.", tmp_path, "it puts aside 4,294,967,295 things")
+    refuse(
+        CASES["cifar10.pickle"],
+        b"\x80\x02]r\xff\xff\xff\xff.",
+        tmp_path,
+        "it puts aside 4,294,967,295 things",
+    )
 
 
 def test_an_svhn_file_of_another_shape_or_size_is_refused(tmp_path: Path) -> None:
     y = np.ones((N, 1))
     refuse(CASES["svhn.mat"], as_mat(COLOUR, y), tmp_path, "not uint8")
-    refuse(CASES["svhn.mat"], as_mat(COLOUR.transpose(2, 3, 1, 0).astype(float), y), tmp_path, "X is double")
-    refuse(CASES["svhn.mat"], as_mat(COLOUR.transpose(2, 3, 1, 0), y[:-1]), tmp_path, r"labels \(5, 1\)")
+    refuse(
+        CASES["svhn.mat"],
+        as_mat(COLOUR.transpose(2, 3, 1, 0).astype(float), y),
+        tmp_path,
+        "X is double",
+    )
+    refuse(
+        CASES["svhn.mat"],
+        as_mat(COLOUR.transpose(2, 3, 1, 0), y[:-1]),
+        tmp_path,
+        r"labels \(5, 1\)",
+    )
     with pytest.raises(InputError, match="at most 5"):
-        read(Case(b"", lambda path: formats.svhn(path, 5), COLOUR), CASES["svhn.mat"].content, tmp_path)
+        read(
+            Case(b"", lambda path: formats.svhn(path, 5), COLOUR),
+            CASES["svhn.mat"].content,
+            tmp_path,
+        )
 
 
 def test_without_h5py_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +360,11 @@ def test_without_h5py_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_mnist_m_is_the_same_from_a_folder_and_from_a_tar(tmp_path: Path) -> None:
-    labels, folder, archive = tmp_path / "labels.txt", tmp_path / "mnist_m_train", tmp_path / "train.tar"
+    labels, folder, archive = (
+        tmp_path / "labels.txt",
+        tmp_path / "mnist_m_train",
+        tmp_path / "train.tar",
+    )
     labels.write_bytes(LIST)
     archive.write_bytes(as_tar(PNGS))
     folder.mkdir()
@@ -281,7 +377,17 @@ def test_mnist_m_is_the_same_from_a_folder_and_from_a_tar(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "text", [b"../secret.png 1", b"0.png", b"0.png x", b"0.png 10", b"\xff", b"absent.png 1", b"", b"0.png 1\n" * 7]
+    "text",
+    [
+        b"../secret.png 1",
+        b"0.png",
+        b"0.png x",
+        b"0.png 10",
+        b"\xff",
+        b"absent.png 1",
+        b"",
+        b"0.png 1\n" * 7,
+    ],
 )
 def test_a_list_of_labels_that_makes_no_sense_is_refused(text: bytes, tmp_path: Path) -> None:
     labels, archive = tmp_path / "labels.txt", tmp_path / "train.tar"
@@ -303,14 +409,23 @@ def test_links_in_a_tar_are_not_followed(tmp_path: Path) -> None:
         formats.mnist_m(path, "train", N, tmp_path / "labels.txt")
 
 
-def test_an_archive_that_unpacks_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_that_unpacks_without_end_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(formats, "LARGEST_ARCHIVE", 1000)
     monkeypatch.setattr(formats, "LARGEST", 1000)
-    refuse(CASES["mnist_m.tar.gz"], CASES["mnist_m.tar.gz"].content, tmp_path, "unpack to more than")
+    refuse(
+        CASES["mnist_m.tar.gz"], CASES["mnist_m.tar.gz"].content, tmp_path, "unpack to more than"
+    )
     refuse(CASES["arrays.npz"], CASES["arrays.npz"].content, tmp_path, "it unpacks to")
 
 
 def test_an_npz_of_objects_or_without_the_names_is_refused(tmp_path: Path) -> None:
     objects = as_saved(lambda file: np.savez(file, x=np.array([{}]), y=LABELS))
     refuse(CASES["arrays.npz"], objects, tmp_path, "allow_pickle")
-    refuse(CASES["arrays.npz"], as_saved(lambda file: np.savez(file, z=LABELS)), tmp_path, "wanted are x, y")
+    refuse(
+        CASES["arrays.npz"],
+        as_saved(lambda file: np.savez(file, z=LABELS)),
+        tmp_path,
+        "wanted are x, y",
+    )

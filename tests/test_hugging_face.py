@@ -1,4 +1,7 @@
-"""Models of Hugging Face and LoRA adapters of peft, from small random configurations: `make networks`."""
+"""Models of Hugging Face and LoRA adapters of peft, from small random configurations:
+
+`make networks`.
+"""
 
 from typing import Any
 
@@ -12,43 +15,74 @@ from test_own_networks import METHODS, WAYS, check, data
 
 transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
-pytestmark = [pytest.mark.networks, pytest.mark.filterwarnings("ignore::FutureWarning:transformers")]
+pytestmark = [
+    pytest.mark.networks,
+    pytest.mark.filterwarnings("ignore::FutureWarning:transformers"),
+]
 
 
 def bert() -> nn.Module:
     config = transformers.BertConfig(
-        vocab_size=WORDS, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=12,
-        max_position_embeddings=8, num_labels=3,
-    )  # fmt: skip
+        vocab_size=WORDS,
+        hidden_size=8,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=12,
+        max_position_embeddings=8,
+        num_labels=3,
+    )
     return transformers.BertForSequenceClassification(config)  # type: ignore[no-any-return]
 
 
 def gpt2() -> nn.Module:
     """Its output layer is tied to its embedding."""
     config = transformers.GPT2Config(
-        vocab_size=WORDS, n_embd=8, n_layer=2, n_head=2, n_positions=8, bos_token_id=0, eos_token_id=0
+        vocab_size=WORDS,
+        n_embd=8,
+        n_layer=2,
+        n_head=2,
+        n_positions=8,
+        bos_token_id=0,
+        eos_token_id=0,
     )
     return transformers.GPT2LMHeadModel(config)  # type: ignore[no-any-return]
 
 
 def vit() -> nn.Module:
     config = transformers.ViTConfig(
-        hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=12, image_size=8, patch_size=4,
-        num_channels=2, num_labels=3,
-    )  # fmt: skip
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=12,
+        image_size=8,
+        patch_size=4,
+        num_channels=2,
+        num_labels=3,
+    )
     return transformers.ViTForImageClassification(config)  # type: ignore[no-any-return]
 
 
 def distilbert() -> nn.Module:
     config = transformers.DistilBertConfig(
-        vocab_size=WORDS, dim=8, n_layers=1, n_heads=2, hidden_dim=12, max_position_embeddings=8, num_labels=3
+        vocab_size=WORDS,
+        dim=8,
+        n_layers=1,
+        n_heads=2,
+        hidden_dim=12,
+        max_position_embeddings=8,
+        num_labels=3,
     )
     return transformers.DistilBertForSequenceClassification(config)  # type: ignore[no-any-return]
 
 
 def lora() -> nn.Module:
-    config = peft.LoraConfig(r=2, target_modules=["query", "value"], modules_to_save=["classifier"], lora_dropout=0.1,
-                             task_type="SEQ_CLS")  # fmt: skip
+    config = peft.LoraConfig(
+        r=2,
+        target_modules=["query", "value"],
+        modules_to_save=["classifier"],
+        lora_dropout=0.1,
+        task_type="SEQ_CLS",
+    )
     return peft.get_peft_model(bert(), config)  # type: ignore[no-any-return]
 
 
@@ -72,7 +106,9 @@ CASES = {
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", CASES)
-def test_a_hugging_face_model_computes_what_it_would_with_torch_optim(name: str, way: str, method: str) -> None:
+def test_a_hugging_face_model_computes_what_it_would_with_torch_optim(
+    name: str, way: str, method: str
+) -> None:
     check(CASES[name], way, method)
 
 
@@ -86,8 +122,10 @@ def test_lora_uploads_what_peft_calls_trainable_and_nothing_else() -> None:
     frozen = {name for name, parameter in net.named_parameters() if not parameter.requires_grad}
     after = result.state_dict()
     assert all(torch.equal(after[name], before[name]) for name in frozen)
-    assert not torch.equal(after["base_model.model.classifier.modules_to_save.default.weight"],
-                           before["base_model.model.classifier.modules_to_save.default.weight"])  # fmt: skip
+    assert not torch.equal(
+        after["base_model.model.classifier.modules_to_save.default.weight"],
+        before["base_model.model.classifier.modules_to_save.default.weight"],
+    )
     net.load_state_dict(after)
 
 

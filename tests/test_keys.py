@@ -26,8 +26,24 @@ def test_two_keys_draw_the_same_only_if_they_are_the_same(a: Key, b: Key) -> Non
 
 
 def test_prefixes_neighbours_and_other_types_do_not_collide() -> None:
-    keys: list[Key] = [(), (1,), ("1",), (1, 1), (11,), (1, 11), (11, 1), ("1, 1",), ("a", "b"), ("a, b",), ("a', 'b",), (-1,)]
-    keys += [(seed, t, phase, step, k) for seed, t, phase, step, k in itertools.product(range(4), repeat=5)]
+    keys: list[Key] = [
+        (),
+        (1,),
+        ("1",),
+        (1, 1),
+        (11,),
+        (1, 11),
+        (11, 1),
+        ("1, 1",),
+        ("a", "b"),
+        ("a, b",),
+        ("a', 'b",),
+        (-1,),
+    ]
+    keys += [
+        (seed, t, phase, step, k)
+        for seed, t, phase, step, k in itertools.product(range(4), repeat=5)
+    ]
     assert len({fold(k) for k in keys}) == len(keys)
     assert len({generator(k).integers(2**62) for k in keys}) == len(keys)
 
@@ -40,13 +56,18 @@ def test_uniform_numbers_fill_the_interval_evenly(number: int, stream: int) -> N
     assert drawn.min() >= 0
     assert drawn.max() < 1
     histogram = np.bincount((drawn * 20).astype(int), minlength=20)
-    assert ((histogram - count / 20) ** 2 / (count / 20)).sum() < 60  # chi-square with 19 degrees of freedom: p about 4e-6
+    # chi-square with 19 degrees of freedom: p about 4e-6
+    assert ((histogram - count / 20) ** 2 / (count / 20)).sum() < 60
     assert abs(drawn.var() - 1 / 12) < 0.002
     assert abs(np.corrcoef(drawn[1:], drawn[:-1])[0, 1]) < 0.02
 
 
 def test_neighbouring_keys_and_streams_are_unrelated() -> None:
-    draws = [uniform(torch.tensor(k), (20_000,), stream) for k in (0, 1, 2, 2**32, 2**33) for stream in (0, 1, 2)]
+    draws = [
+        uniform(torch.tensor(k), (20_000,), stream)
+        for k in (0, 1, 2, 2**32, 2**33)
+        for stream in (0, 1, 2)
+    ]
     assert torch.corrcoef(torch.stack(draws)).fill_diagonal_(0).abs().max() < 0.05
 
 

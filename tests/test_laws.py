@@ -28,7 +28,10 @@ def test_one_full_batch_step_of_fedavg_is_gradient_descent_on_the_pooled_data() 
     x, y = pooled(DATA)
     net = network()
     grads = torch.autograd.grad(cross_entropy(net(x), y), list(net.parameters()))
-    expected = {name: (p - 0.3 * g).detach() for (name, p), g in zip(net.named_parameters(), grads, strict=True)}
+    expected = {
+        name: (p - 0.3 * g).detach()
+        for (name, p), g in zip(net.named_parameters(), grads, strict=True)
+    }
     result = run("fedavg(epochs=1, batch_size=100, lr=0.3)", DATA, NET, rounds=1)
     assert distance(result.params, expected) < 1e-12
 
@@ -42,7 +45,9 @@ def test_distilling_from_a_single_client_changes_nothing() -> None:
 def test_clients_with_the_same_data_have_nothing_to_teach_each_other() -> None:
     same = [DATA[2]] * 3
     plain = run("fedavg(epochs=3, batch_size=100)", same, NET)
-    taught = run("fedavg(epochs=3, batch_size=100) | dkd(steps=5, batch_size=100, lr=1.0)", same, NET)
+    taught = run(
+        "fedavg(epochs=3, batch_size=100) | dkd(steps=5, batch_size=100, lr=1.0)", same, NET
+    )
     assert distance(plain.params, taught.params) < 1e-12
 
 
@@ -50,19 +55,38 @@ def test_one_dkd_step_is_a_gradient_step_on_the_pooled_cross_entropy_with_the_te
     data = clients((20, 20, 20))
     model, method = functional(NET), parse("fedavg(epochs=1, batch_size=100, lr=0.5)")
     teachers = [run(str(method), [pair], NET, rounds=1).params for pair in data]
-    student = {name: torch.stack([w[name] for w in teachers]).mean(0).requires_grad_() for name in teachers[0]}
+    student = {
+        name: torch.stack([w[name] for w in teachers]).mean(0).requires_grad_()
+        for name in teachers[0]
+    }
     x = pooled(data)[0]
-    taught = torch.cat([model(w, {}, part, mode="eval").logits for w, (part, _) in zip(teachers, data, strict=True)])
-    loss = -(softmax(taught, 1) * log_softmax(model(student, {}, x, mode="eval").logits, 1)).sum(1).mean()
+    taught = torch.cat(
+        [
+            model(w, {}, part, mode="eval").logits
+            for w, (part, _) in zip(teachers, data, strict=True)
+        ]
+    )
+    loss = (
+        -(softmax(taught, 1) * log_softmax(model(student, {}, x, mode="eval").logits, 1))
+        .sum(1)
+        .mean()
+    )
     grads = torch.autograd.grad(loss, list(student.values()))
-    expected = {name: (w - 0.7 * g).detach() for (name, w), g in zip(student.items(), grads, strict=True)}
+    expected = {
+        name: (w - 0.7 * g).detach() for (name, w), g in zip(student.items(), grads, strict=True)
+    }
     result = run(f"{method} | dkd(steps=1, batch_size=100, lr=0.7)", data, NET, rounds=1)
     assert distance(result.params, expected) < 1e-12
 
 
 @pytest.mark.parametrize("tail", ["", " | dkd(steps=2)"])
-@pytest.mark.parametrize("head", ["fedprox(mu=0, {})", "fedprox(mu=0, form='mean', {})", "fedmax(beta=0, {})", "fedbn({})"])
-def test_fedprox_without_mu_fedmax_without_beta_and_fedbn_without_batch_norm_are_fedavg(head: str, tail: str) -> None:
+@pytest.mark.parametrize(
+    "head",
+    ["fedprox(mu=0, {})", "fedprox(mu=0, form='mean', {})", "fedmax(beta=0, {})", "fedbn({})"],
+)
+def test_fedprox_without_mu_fedmax_without_beta_and_fedbn_without_batch_norm_are_fedavg(
+    head: str, tail: str
+) -> None:
     other, average = (run(text.format(LOCAL) + tail, DATA, NET) for text in (head, "fedavg({})"))
     assert distance(other.params, average.params) < 1e-12
 
@@ -81,17 +105,29 @@ def test_the_order_of_clients_does_not_matter() -> None:
 
 
 def test_the_average_weighs_clients_by_examples_and_distillation_weighs_them_alike() -> None:
-    doubled = [DATA[0], (torch.cat([DATA[1][0]] * 2), torch.cat([DATA[1][1]] * 2))]  # the same data, counted twice
+    # the same data, counted twice
+    doubled = [DATA[0], (torch.cat([DATA[1][0]] * 2), torch.cat([DATA[1][1]] * 2))]
     tripled = [DATA[0], DATA[1], DATA[1]]  # the same client, three of them
     local = "fedavg(epochs=1, batch_size=100, lr=0.5)"
-    assert distance(run(local, doubled, NET, rounds=1).params, run(local, tripled, NET, rounds=1).params) < 1e-12
-    taught = [run(f"{local} | dkd(steps=1, batch_size=100, lr=1.0)", data, NET, rounds=1).params for data in (doubled, tripled)]
+    assert (
+        distance(
+            run(local, doubled, NET, rounds=1).params, run(local, tripled, NET, rounds=1).params
+        )
+        < 1e-12
+    )
+    taught = [
+        run(f"{local} | dkd(steps=1, batch_size=100, lr=1.0)", data, NET, rounds=1).params
+        for data in (doubled, tripled)
+    ]
     assert distance(*taught) > 1e-3  # in DKD a client counts once, however much it holds
 
 
 def test_fedprox_pulls_the_harder_the_larger_mu() -> None:
     start = {name: tensor.detach() for name, tensor in NET.named_parameters()}
-    moved = [distance(run(f"fedprox(mu={mu}, {LOCAL})", DATA, NET, rounds=1).params, start) for mu in (0, 1, 5)]
+    moved = [
+        distance(run(f"fedprox(mu={mu}, {LOCAL})", DATA, NET, rounds=1).params, start)
+        for mu in (0, 1, 5)
+    ]
     assert moved[0] > moved[1] > moved[2]
 
 
@@ -100,7 +136,9 @@ def test_fedmax_raises_the_entropy_of_the_activations() -> None:
 
     def entropy(text: str) -> float:
         model = functional(NET)
-        log_p = log_softmax(model(run(text, DATA, NET, rounds=4).params, {}, x, mode="eval").features, 1)
+        log_p = log_softmax(
+            model(run(text, DATA, NET, rounds=4).params, {}, x, mode="eval").features, 1
+        )
         return -(log_p.exp() * log_p).sum(1).mean().item()
 
     assert entropy(f"fedmax(beta=50, {LOCAL})") > entropy(f"fedavg({LOCAL})") + 0.01
@@ -114,7 +152,10 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_other_ones() -> None
 
 
 def test_methods_read_the_same_batches_and_cohorts_for_the_same_seed() -> None:
-    """So that two methods are compared on the same luck: in round one DKD's average is FedAvg's result."""
+    """So that two methods are compared on the same luck:
+
+    in round one DKD's average is FedAvg's result.
+    """
     average = run(f"fedavg({LOCAL})", DATA, NET, cohort=2)
     taught = run(f"fedavg({LOCAL}) | dkd(steps=2)", DATA, NET, cohort=2)
     assert [row["clients"] for row in average.history] == [row["clients"] for row in taught.history]
@@ -125,11 +166,16 @@ def test_methods_read_the_same_batches_and_cohorts_for_the_same_seed() -> None:
 
 
 def test_costs_are_those_of_the_papers_tables() -> None:
-    """FEMNIST: 3,120 images a client, B = 64, E = 5: 49 batches an epoch, the last of 48 kept; J = 10."""
+    """FEMNIST: 3,120 images a client, B = 64, E = 5:
+
+    49 batches an epoch, the last of 48 kept; J = 10.
+    """
     reads = Reads(64, epochs=5)
     assert reads.count(3120) == 245
     assert len(draw(reads, 3120, (0,))[48]) == 48
-    rows = run("fedavg(epochs=5, batch_size=8) | dkd(steps=10, batch_size=8)", DATA, NET, rounds=2).history
+    rows = run(
+        "fedavg(epochs=5, batch_size=8) | dkd(steps=10, batch_size=8)", DATA, NET, rounds=2
+    ).history
     steps = sum(5 * -(-n // 8) for n in (12, 20, 33)) / 3 + 10
     assert [row["communications"] for row in rows] == [11, 22]
     assert [row["local_steps"] for row in rows] == pytest.approx([steps, 2 * steps])
@@ -138,7 +184,8 @@ def test_costs_are_those_of_the_papers_tables() -> None:
 def test_bytes_are_those_of_the_tensors_that_travel() -> None:
     params = sum(p.numel() for p in NET.parameters())
     row = run("fedavg() | dkd(steps=3)", DATA, NET, rounds=1, cohort=2).history[0]
-    assert row["bytes_up"] == 2 * 4 * 8 * params  # two clients, one model and three gradients, float64
+    # two clients, one model and three gradients, float64
+    assert row["bytes_up"] == 2 * 4 * 8 * params
     assert row["bytes_down"] == 2 * 4 * 8 * (params + 1)  # the weights, and the learning rate
 
 
@@ -162,16 +209,30 @@ class Watched(Serial):
     def exchange(self, exchange: Exchange, orders: Sequence[Order]) -> list[Reply]:
         self.seen += [(exchange.phase.name, order, exchange) for order in orders]
         gone = self.silent.get(exchange.phase.name, set())
-        present = [order._replace(cohort=tuple(k for k in order.cohort if k not in gone)) for order in orders]
-        return [Reply((), {}) if not order.cohort else super(Watched, self).exchange(exchange, [order])[0] for order in present]
+        present = [
+            order._replace(cohort=tuple(k for k in order.cohort if k not in gone))
+            for order in orders
+        ]
+        return [
+            (
+                Reply((), {})
+                if not order.cohort
+                else super(Watched, self).exchange(exchange, [order])[0]
+            )
+            for order in present
+        ]
 
 
-def watched(method: Method, rounds: int = 1, cohort: int = 3, world: World = NOWHERE, **options: Any) -> tuple[Watched, Run]:
+def watched(
+    method: Method, rounds: int = 1, cohort: int = 3, world: World = NOWHERE, **options: Any
+) -> tuple[Watched, Run]:
     model = functional(NET)
     state, memo = method.start(model, *model.split(NET.state_dict()), world)
     engine = Watched(model, [federation(DATA)], [memo], torch.float64, **options)
     one = Run(0, 3, state, has_validation=False)
-    for _ in play(method, model, engine, [one], cohort=cohort, last=rounds, protocol=Protocol.GLOBAL):
+    for _ in play(
+        method, model, engine, [one], cohort=cohort, last=rounds, protocol=Protocol.GLOBAL
+    ):
         pass
     return engine, one
 
@@ -200,14 +261,20 @@ def test_later_exchanges_go_only_to_the_clients_that_answered() -> None:
 
 
 def test_an_exchange_without_a_client_that_fell_silent_equals_one_without_that_client() -> None:
-    _, partial = watched(parse("fedavg(batch_size=100) | dkd(steps=2, batch_size=100)"), silent={"local": {1}})
-    smaller = run("fedavg(batch_size=100) | dkd(steps=2, batch_size=100)", [DATA[0], DATA[2]], NET, rounds=1)
+    _, partial = watched(
+        parse("fedavg(batch_size=100) | dkd(steps=2, batch_size=100)"), silent={"local": {1}}
+    )
+    smaller = run(
+        "fedavg(batch_size=100) | dkd(steps=2, batch_size=100)", [DATA[0], DATA[2]], NET, rounds=1
+    )
     assert distance(dict(partial.state["params"]), smaller.params) < 1e-12
 
 
 @pytest.mark.parametrize("phase", ["local", "distil"])
 def test_nobody_answering_is_an_error_that_names_the_phase(phase: str) -> None:
-    with pytest.raises(NobodyAnsweredError, match=f"nobody answered phase '{phase}', step 1, in round 1"):
+    with pytest.raises(
+        NobodyAnsweredError, match=f"nobody answered phase '{phase}', step 1, in round 1"
+    ):
         watched(fedavg() | dkd(), silent={phase: {0, 1, 2}})
 
 
@@ -218,7 +285,9 @@ def test_a_failing_client_is_reported_with_phase_client_and_key() -> None:
     (phase,) = fedavg().phases
     assert isinstance(phase.client, Fold)
     broken = replace(fedavg(), phases=(replace(phase, client=replace(phase.client, step=fails)),))
-    with pytest.raises(ClientError, match=r"client 0 failed in phase 'local', key \(3, 1, 0, 1, 0\): no power"):
+    with pytest.raises(
+        ClientError, match=r"client 0 failed in phase 'local', key \(3, 1, 0, 1, 0\): no power"
+    ):
         watched(broken)
 
 
@@ -228,7 +297,9 @@ def test_runs_in_lock_step_are_the_runs_one_by_one() -> None:
     starts = [method.start(model, *model.initial(("init", seed))) for seed in (0, 1)]
 
     def end(which: Sequence[int]) -> list[Tensor]:
-        engine = Serial(model, [worlds[i] for i in which], [starts[i][1] for i in which], torch.float64)
+        engine = Serial(
+            model, [worlds[i] for i in which], [starts[i][1] for i in which], torch.float64
+        )
         runs = [Run(at, i, starts[i][0], has_validation=False) for at, i in enumerate(which)]
         for _ in play(method, model, engine, runs, cohort=2, last=2, protocol=Protocol.GLOBAL):
             pass
@@ -250,7 +321,9 @@ def test_a_cohort_is_drawn_without_replacement_and_everybody_gets_a_turn() -> No
 
 
 def test_dkd_alone_is_refused_with_the_reason() -> None:
-    with pytest.raises(InputError, match=r"'distil' needs 'model' with the client.*as in fedavg\(\) \| dkd\(\)"):
+    with pytest.raises(
+        InputError, match=r"'distil' needs 'model' with the client.*as in fedavg\(\) \| dkd\(\)"
+    ):
         run("dkd()", DATA, NET)
     with pytest.raises(InputError, match="'distil' needs"):
         dkd() | fedavg()
@@ -265,10 +338,16 @@ def test_methods_are_values_equal_when_they_mean_the_same() -> None:
 
 @pytest.mark.parametrize("private", ["norm", "statistics"])
 def test_fedavg_with_batch_norm_at_home_is_fedbn(private: str) -> None:
-    net = nn.Sequential(nn.Linear(5, 7, bias=False), nn.BatchNorm1d(7), nn.ReLU(), nn.Linear(7, 3)).double()
+    net = nn.Sequential(
+        nn.Linear(5, 7, bias=False), nn.BatchNorm1d(7), nn.ReLU(), nn.Linear(7, 3)
+    ).double()
     data, rest = clients((12, 20, 34)), "dkd(steps=2, batch_size=8, student='batch')"
     whole = run(f"fedbn({LOCAL}, private={private!r}) | {rest}", data, net)
     pieces = [f"fedavg({LOCAL})", f"local_bn(private={private!r})", rest]
     for order in (pieces, [pieces[0], pieces[2], pieces[1]]):
         assert distance(whole.params, run(" | ".join(order), data, net).params) == 0
-    assert set(run(f"fedprox({LOCAL}) | local_bn()", data, net).params) == {"0.weight", "3.weight", "3.bias"}
+    assert set(run(f"fedprox({LOCAL}) | local_bn()", data, net).params) == {
+        "0.weight",
+        "3.weight",
+        "3.bias",
+    }

@@ -19,11 +19,19 @@ from feddkd.data.batches import Reads, draw
 from feddkd.runs.loggers import LOGGERS, Csv, RunLoggers, check_loggers, numbers
 from feddkd.runs.record import folder_name
 
-EXPERIMENT = Experiment(method="fedavg(epochs=2, batch_size=8) | dkd(steps=3, batch_size=4)", clients=3)
+EXPERIMENT = Experiment(
+    method="fedavg(epochs=2, batch_size=8) | dkd(steps=3, batch_size=4)", clients=3
+)
 
 
 def row(t: int, **more: Any) -> dict[str, Any]:
-    return {"round": t, "clients": [0, 2], "test_accuracy": 0.5 + t / 10, "bytes_up": 10 * t, **more}
+    return {
+        "round": t,
+        "clients": [0, 2],
+        "test_accuracy": 0.5 + t / 10,
+        "bytes_up": 10 * t,
+        **more,
+    }
 
 
 def tell(name: str, place: Path, *rows: dict[str, Any]) -> Path:
@@ -41,9 +49,22 @@ def lines(folder: Path) -> list[dict[str, str]]:
 
 
 def test_numbers_are_what_a_logger_can_take() -> None:
-    found = numbers(row(1, average_test_accuracy=0.4, test_loss=None, diagnostics={"L1": 0.25, "client_loss": [1.0]}))
+    found = numbers(
+        row(
+            1,
+            average_test_accuracy=0.4,
+            test_loss=None,
+            diagnostics={"L1": 0.25, "client_loss": [1.0]},
+        )
+    )
     assert found == pytest.approx(
-        {"test_accuracy": 0.6, "bytes_up": 10, "average_test_accuracy": 0.4, "dkd_gain": 0.2, "diagnostics/L1": 0.25}
+        {
+            "test_accuracy": 0.6,
+            "bytes_up": 10,
+            "average_test_accuracy": 0.4,
+            "dkd_gain": 0.2,
+            "diagnostics/L1": 0.25,
+        }
     )
 
 
@@ -95,7 +116,9 @@ def test_wandb_hears_config_rounds_and_end(tmp_path: Path, monkeypatch: pytest.M
     assert (heard[2][1]["test_accuracy"], heard[2][-1]) == (pytest.approx(0.7), {"step": 2})
 
 
-def test_a_logger_is_opened_with_the_first_row_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_logger_is_opened_with_the_first_row_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened: list[Path] = []
 
     def opening(experiment: Experiment, folder: Path) -> Csv:
@@ -109,8 +132,12 @@ def test_a_logger_is_opened_with_the_first_row_only(tmp_path: Path, monkeypatch:
     assert len(opened) == 1
 
 
-def test_what_cannot_be_logged_to_is_complained_of_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match="unknown logger 'paper'; there are: csv, mlflow, tensorboard, wandb"):
+def test_what_cannot_be_logged_to_is_complained_of_before_anything_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(
+        InputError, match="unknown logger 'paper'; there are: csv, mlflow, tensorboard, wandb"
+    ):
         check_loggers(["csv", "paper"])
     monkeypatch.setattr("feddkd.runs.loggers.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"pip install 'feddkd\[mlflow\]'"):
@@ -119,8 +146,16 @@ def test_what_cannot_be_logged_to_is_complained_of_before_anything_runs(monkeypa
     assert set(LOGGERS) == {"csv", "tensorboard", "mlflow", "wandb"}
 
 
-@given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 3), st.none() | st.integers(1, 9), st.booleans())
-def test_the_examples_that_are_said_to_be_read_are_read(n: int, size: int, epochs: int, steps: int | None, drop: bool) -> None:
+@given(
+    st.integers(1, 40),
+    st.integers(1, 12),
+    st.integers(1, 3),
+    st.none() | st.integers(1, 9),
+    st.booleans(),
+)
+def test_the_examples_that_are_said_to_be_read_are_read(
+    n: int, size: int, epochs: int, steps: int | None, drop: bool
+) -> None:
     reads = Reads(size, epochs, steps, drop_last=drop)
     assert reads.examples(n) == sum(map(len, draw(reads, n, ("key", 0, 0))))
 
@@ -134,7 +169,9 @@ def test_people_are_told_accuracy_gain_and_images_a_second(tmp_path: Path) -> No
     assert np.isfinite(float(said.split(", ")[2].split()[0].replace(",", "")))
 
 
-def test_a_run_of_first_rounds_alone_ends_where_these_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_of_first_rounds_alone_ends_where_these_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with Bars([EXPERIMENT], torch.device("cpu"), until=2) as bars:
         bars.begin(0, [10, 20, 30])
         bars.row(0, row(1))

@@ -1,4 +1,7 @@
-"""Masked uploads: their sum is the sum of the uploads, and nothing less than all of it tells anything."""
+"""Masked uploads:
+
+their sum is the sum of the uploads, and nothing less than all of it tells anything.
+"""
 
 import json
 from collections.abc import Sequence
@@ -15,7 +18,17 @@ from hypothesis import strategies as st
 pytest.importorskip("flwr")
 
 from feddkd.flower import client_masking, shares
-from feddkd.flower.masking import Words, decode, encode, from_groups, mask, pairwise, stream, total, weights
+from feddkd.flower.masking import (
+    Words,
+    decode,
+    encode,
+    from_groups,
+    mask,
+    pairwise,
+    stream,
+    total,
+    weights,
+)
 from feddkd.flower.wire import WireError, unpack
 from feddkd.method import Collect
 from feddkd.tensors import Groups, stack, weighted_mean
@@ -26,29 +39,46 @@ NAMES = ["0-1", "1-1", "1-2"]  # a round of local training and two steps of DKD
 
 def upload(k: int) -> Groups:
     draw = torch.Generator().manual_seed(k)
-    return {"params": {"w": torch.randn(40, 25, generator=draw, dtype=torch.float64)}, "control": {"c": torch.tensor([k / 3])}}
+    return {
+        "params": {"w": torch.randn(40, 25, generator=draw, dtype=torch.float64)},
+        "control": {"c": torch.tensor([k / 3])},
+    }
 
 
 # --- numbers
 
 
 @given(st.lists(st.tuples(st.floats(-1e3, 1e3), st.integers(1, 500)), min_size=3, max_size=8))
-def test_a_decoded_sum_is_the_weighted_mean_up_to_half_a_unit_of_2_to_the_minus_32_each(told: list[tuple[float, int]]) -> None:
+def test_a_decoded_sum_is_the_weighted_mean_up_to_half_a_unit_of_2_to_the_minus_32_each(
+    told: list[tuple[float, int]],
+) -> None:
     groups = [{"params": {"w": torch.tensor([x], dtype=torch.float64)}} for x, _ in told]
     counts, rule = [n for _, n in told], {"params": Collect.MEAN_BY_EXAMPLES}
-    words = [encode(own, weights(rule, n), len(told)) for own, n in zip(groups, counts, strict=True)]
-    found = decode(total(words, []), weights(rule, sum(counts), len(told)), groups[0])["params"]["w"]
+    words = [
+        encode(own, weights(rule, n), len(told)) for own, n in zip(groups, counts, strict=True)
+    ]
+    found = decode(total(words, []), weights(rule, sum(counts), len(told)), groups[0])["params"][
+        "w"
+    ]
     mean = weighted_mean(stack([own["params"] for own in groups]), counts)["w"]
     assert float((found - mean).abs()) <= len(told) * 2.0**-33 / sum(counts) + 1e-12
 
 
 def test_counters_become_rounded_means_and_types_and_shapes_stay() -> None:
-    like: Groups = {"params": {"w": torch.zeros(2, 3)}, "control": {"seen": torch.tensor(0), "c": torch.zeros(())}}
+    like: Groups = {
+        "params": {"w": torch.zeros(2, 3)},
+        "control": {"seen": torch.tensor(0), "c": torch.zeros(())},
+    }
     own: list[Groups] = [
-        {"params": {"w": torch.full((2, 3), k / 2)}, "control": {"seen": torch.tensor(k), "c": torch.tensor(1.5)}}
+        {
+            "params": {"w": torch.full((2, 3), k / 2)},
+            "control": {"seen": torch.tensor(k), "c": torch.tensor(1.5)},
+        }
         for k in (3, 4, 8)
     ]
-    found = decode(total([encode(one, weights(RULES, 2), 3) for one in own], []), weights(RULES, 6, 3), like)
+    found = decode(
+        total([encode(one, weights(RULES, 2), 3) for one in own], []), weights(RULES, 6, 3), like
+    )
     assert found["control"]["seen"] == 5
     assert found["control"]["seen"].dtype == torch.int64
     assert torch.equal(found["params"]["w"], torch.full((2, 3), 2.5))
@@ -58,7 +88,11 @@ def test_counters_become_rounded_means_and_types_and_shapes_stay() -> None:
 @pytest.mark.parametrize("value", [2.0**31 / 5, -1e300, torch.inf, torch.nan])
 def test_what_a_sum_could_not_hold_is_refused_and_not_cut_off(value: float) -> None:
     with pytest.raises(WireError, match=r"beyond|NaN"):
-        encode({"params": {"w": torch.tensor([0.0, value], dtype=torch.float64)}}, {"params": 1}, members=5)
+        encode(
+            {"params": {"w": torch.tensor([0.0, value], dtype=torch.float64)}},
+            {"params": 1},
+            members=5,
+        )
 
 
 def test_what_the_server_wants_one_by_one_is_not_masked() -> None:
@@ -68,7 +102,9 @@ def test_what_the_server_wants_one_by_one_is_not_masked() -> None:
 
 def test_pairwise_masks_cancel_in_the_sum_of_all_and_of_no_fewer() -> None:
     seeds = {frozenset({k, j}): shares.new_seed() for k in range(4) for j in range(k)}
-    pairs = [pairwise(k, {j: seeds[frozenset({k, j})] for j in range(4) if j != k}, 50) for k in range(4)]
+    pairs = [
+        pairwise(k, {j: seeds[frozenset({k, j})] for j in range(4) if j != k}, 50) for k in range(4)
+    ]
     assert not total(pairs, []).any()
     assert all(total(pairs[:n], []).all() for n in (1, 2, 3))
 
@@ -112,7 +148,9 @@ def test_sealed_shares_open_for_one_receiver_from_one_sender_and_whole() -> None
 
 @dataclass
 class Cohort:
-    """Five clients of a round, of which four make a threshold, and all that a server would see of them."""
+    """Five clients of a round, of which four make a threshold, and all that a server would see of
+    them.
+    """
 
     clients: Sequence[int] = (2, 3, 5, 7, 8)
     session: str = "s"
@@ -123,7 +161,9 @@ class Cohort:
 
     def __post_init__(self) -> None:
         for k in self.clients:
-            told, self.kept[k] = client_masking.begin(k, self.session, "digest", self.round, NAMES, self.kept.get(k, {}))
+            told, self.kept[k] = client_masking.begin(
+                k, self.session, "digest", self.round, NAMES, self.kept.get(k, {})
+            )
             self.public[str(k)] = json.loads(json.dumps(told))
         for k in self.clients:
             told, self.kept[k] = client_masking.deal(k, self.session, 4, self.public, self.kept[k])
@@ -137,7 +177,9 @@ class Cohort:
 
     def masked(self, k: int, name: str = "0-1", **changes: Any) -> Words:
         page = {**self.order(k, name), **changes}
-        content, self.kept[k] = client_masking.masked(k, page, "digest", RULES, 10 * k, upload(k), self.kept[k])
+        content, self.kept[k] = client_masking.masked(
+            k, page, "digest", RULES, 10 * k, upload(k), self.kept[k]
+        )
         return from_groups(unpack(content))
 
     def told(self, k: int, survivors: Sequence[int], name: str = "0-1") -> dict[str, str]:
@@ -146,7 +188,9 @@ class Cohort:
 
     def secret(self, member: int, survivors: Sequence[int], name: str) -> bytes:
         """What the server makes of the survivors' shares."""
-        return shares.join([bytes.fromhex(self.told(k, survivors, name)[str(member)]) for k in survivors[:4]])
+        return shares.join(
+            [bytes.fromhex(self.told(k, survivors, name)[str(member)]) for k in survivors[:4]]
+        )
 
 
 def plain(k: int) -> Words:
@@ -165,12 +209,17 @@ def test_of_each_member_one_secret_is_told_its_seed_if_it_survived_or_else_its_k
         cohort.masked(k)
     there = [2, 3, 7, 8]
     for k in there:
-        assert cohort.secret(k, there, "0-1").hex() == json.loads(cohort.kept[k]["secrets:" + str(k)])["seeds"]["0-1"]
+        assert (
+            cohort.secret(k, there, "0-1").hex()
+            == json.loads(cohort.kept[k]["secrets:" + str(k)])["seeds"]["0-1"]
+        )
     assert shares.public(cohort.secret(5, there, "0-1")).hex() == cohort.public["5"]["keys"]["0-1"]
 
 
 def test_the_key_of_a_client_that_fell_silent_opens_none_of_its_earlier_uploads() -> None:
-    """Its seed of the first exchange is told, and its key of the second; were the key that of the round, both would be one's."""
+    """Its seed of the first exchange is told, and its key of the second; were the key that of the
+    round, both would be one's.
+    """
     cohort = Cohort()
     first = {k: cohort.masked(k) for k in cohort.clients}
     rest = [k for k in cohort.clients if k != 5]
@@ -179,7 +228,9 @@ def test_the_key_of_a_client_that_fell_silent_opens_none_of_its_earlier_uploads(
     own, key = cohort.secret(5, cohort.clients, "0-1"), cohort.secret(5, rest, "1-1")
     bare = first[5] - stream(shares.derive(own, "mask"), len(first[5]))
     for name in NAMES:
-        pairs = {k: shares.agree(key, bytes.fromhex(cohort.public[str(k)]["keys"][name])) for k in rest}
+        pairs = {
+            k: shares.agree(key, bytes.fromhex(cohort.public[str(k)]["keys"][name])) for k in rest
+        }
         assert not set((bare - pairwise(5, pairs, len(bare))).tolist()) & set(plain(5).tolist())
 
 
@@ -213,7 +264,9 @@ def test_for_an_exchange_there_is_one_set_of_survivors_for_ever() -> None:
         ([2, 2, 2, 2], "1 sur"),
     ],
 )
-def test_survivors_must_be_enough_and_members_and_have_the_asked_among_them(survivors: list[int], why: str) -> None:
+def test_survivors_must_be_enough_and_members_and_have_the_asked_among_them(
+    survivors: list[int], why: str
+) -> None:
     cohort = Cohort()
     cohort.masked(2)
     with pytest.raises(WireError, match=why):
@@ -243,15 +296,24 @@ def test_a_mask_is_used_once_and_in_its_round() -> None:
 def test_shares_that_cannot_be_opened_or_are_too_few_are_refused() -> None:
     cohort = Cohort()
     parcels = cohort.order(2)["secure"]["sealed"]
-    for sealed in ({**parcels, "3": parcels["5"]}, {**parcels, "3": parcels["3"][:-4] + "AAA="}, {**parcels, "3": ""}):
+    for sealed in (
+        {**parcels, "3": parcels["5"]},
+        {**parcels, "3": parcels["3"][:-4] + "AAA="},
+        {**parcels, "3": ""},
+    ):
         with pytest.raises(WireError, match="shares of client 3 cannot be opened"):
             cohort.masked(2, secure={"session": "s", "sealed": sealed})
-    for few in ({"3": parcels["3"], "5": parcels["5"]}, {"3": parcels["3"], "5": parcels["5"], "05": parcels["5"]}):
+    for few in (
+        {"3": parcels["3"], "5": parcels["5"]},
+        {"3": parcels["3"], "5": parcels["5"], "05": parcels["5"]},
+    ):
         with pytest.raises(WireError, match="shares of 3 clients, and 4"):
             cohort.masked(2, secure={"session": "s", "sealed": few})
 
 
-def test_shares_are_dealt_once_with_a_threshold_that_means_something_and_under_ones_own_keys() -> None:
+def test_shares_are_dealt_once_with_a_threshold_that_means_something_and_under_ones_own_keys() -> (
+    None
+):
     cohort = Cohort()
     with pytest.raises(WireError, match="already"):
         client_masking.deal(2, "s", 4, cohort.public, cohort.kept[2])
@@ -261,10 +323,14 @@ def test_shares_are_dealt_once_with_a_threshold_that_means_something_and_under_o
     others = {**fresh, "3": {**fresh["3"], "keys": {"0-1": fresh["3"]["keys"]["0-1"]}}}
     nonsense = {**fresh, "3": {**fresh["3"], "channel": "00"}}
     for threshold, public, why in (
-        (2, two, "at least 3"), (6, fresh, "threshold of 6"), (3, {**fresh, "9": fresh["8"]}, "more than half"),
-        (4, cohort.public, "not those it has sent"), (4, {**fresh, "03": fresh["3"]}, "a member is there twice"),
-        (4, others, "other exchanges"), (4, nonsense, "no public key"),
-    ):  # fmt: skip
+        (2, two, "at least 3"),
+        (6, fresh, "threshold of 6"),
+        (3, {**fresh, "9": fresh["8"]}, "more than half"),
+        (4, cohort.public, "not those it has sent"),
+        (4, {**fresh, "03": fresh["3"]}, "a member is there twice"),
+        (4, others, "other exchanges"),
+        (4, nonsense, "no public key"),
+    ):
         with pytest.raises(WireError, match=why):
             client_masking.deal(2, "s", threshold, public, kept)
     with pytest.raises(WireError, match="no secrets of this round"):

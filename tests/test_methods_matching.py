@@ -40,7 +40,8 @@ from test_reference import clients as image_clients
 from test_reference import network as image_network
 
 DATA, NET = small_clients(), small_network()
-# with batches of six an epoch ends in one of three or four: in pairs batch norm would magnify rounding
+# with batches of six an epoch ends in one of three or four: in pairs batch norm would magnify
+# rounding
 IMAGES = [(x[:n], y[:n]) for (x, y), n in zip(image_clients(), (10, 9, 22, 16), strict=True)]
 LOCAL = "epochs=2, batch_size=6, lr=0.05, momentum=0.5, weight_decay=0.01"
 
@@ -53,7 +54,9 @@ def scramble(net: nn.Sequential, seed: int) -> nn.Sequential:
     draw = torch.Generator().manual_seed(seed)
     net = copy.deepcopy(net)
     order: Tensor | None = None
-    modules = [m for m in net if isinstance(m, nn.Linear | nn.Conv2d | nn.BatchNorm1d | nn.BatchNorm2d)]
+    modules = [
+        m for m in net if isinstance(m, nn.Linear | nn.Conv2d | nn.BatchNorm1d | nn.BatchNorm2d)
+    ]
     last = [m for m in modules if isinstance(m, nn.Linear)][-1]
     with torch.no_grad():
         for module in modules:
@@ -61,7 +64,9 @@ def scramble(net: nn.Sequential, seed: int) -> nn.Sequential:
             if isinstance(module, nn.Linear | nn.Conv2d):
                 if order is not None:
                     size = module.weight.shape[1] // len(order)
-                    columns = torch.cat([torch.arange(int(unit) * size, int(unit) * size + size) for unit in order])
+                    columns = torch.cat(
+                        [torch.arange(int(unit) * size, int(unit) * size + size) for unit in order]
+                    )
                     module.weight.copy_(module.weight[:, columns].clone())
                 order = torch.randperm(len(module.weight), generator=draw)
             if module is not last:
@@ -73,16 +78,30 @@ def scramble(net: nn.Sequential, seed: int) -> nn.Sequential:
 
 def mlp_net() -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 8), nn.ReLU(), nn.Linear(8, 3)).double()
+    return nn.Sequential(
+        nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 8), nn.ReLU(), nn.Linear(8, 3)
+    ).double()
 
 
 def cnn_net(norm: bool = False) -> nn.Sequential:
     torch.manual_seed(0)
-    norms: list[nn.Module] = [nn.BatchNorm2d(5), nn.BatchNorm1d(7)] if norm else [nn.Identity(), nn.Identity()]
+    norms: list[nn.Module] = (
+        [nn.BatchNorm2d(5), nn.BatchNorm1d(7)] if norm else [nn.Identity(), nn.Identity()]
+    )
     net = nn.Sequential(
-        nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 5, 3, bias=False), norms[0], nn.ReLU(),
-        nn.Dropout(0.5), nn.Flatten(), nn.Linear(20, 7), norms[1], nn.ReLU(), nn.Linear(7, 3),
-    ).double()  # fmt: skip
+        nn.Conv2d(2, 4, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(4, 5, 3, bias=False),
+        norms[0],
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Flatten(),
+        nn.Linear(20, 7),
+        norms[1],
+        nn.ReLU(),
+        nn.Linear(7, 3),
+    ).double()
     for module in net:
         if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
             for tensor in (module.weight, module.bias, module.running_mean, module.running_var):
@@ -101,21 +120,28 @@ def test_matched_averaging_of_permuted_copies_returns_the_network(
 ) -> None:
     copies = [scramble(net, seed).eval() for seed in (1, 2, 3)]
     x = torch.randn(10, *shape, dtype=torch.float64)
-    assert all(torch.allclose(one(x), net(x), rtol=0, atol=1e-12) for one in copies)  # the same function,
+    # the same function,
+    assert all(torch.allclose(one(x), net(x), rtol=0, atol=1e-12) for one in copies)
     assert all(not torch.allclose(one[0].weight, net[0].weight) for one in copies)  # type: ignore[arg-type]  # in other places
     head = torch.tensor(weights, dtype=torch.float64)[:, None].expand(-1, 3)
-    average, orders = matched_average(chain(net), [one.state_dict() for one in copies], weights, 5, head)
+    average, orders = matched_average(
+        chain(net), [one.state_dict() for one in copies], weights, 5, head
+    )
     assert orders is None
     matched = copy.deepcopy(net)
     matched.load_state_dict(average)
     assert torch.allclose(matched(x), net(x), rtol=0, atol=1e-10)
     plain = copy.deepcopy(net)
-    plain.load_state_dict({name: sum(one.state_dict()[name] for one in copies) / 3 for name in net.state_dict()})
+    plain.load_state_dict(
+        {name: sum(one.state_dict()[name] for one in copies) / 3 for name in net.state_dict()}
+    )
     assert not torch.allclose(plain(x), net(x), atol=1e-2)  # as the plain average does not
 
 
 @pytest.mark.parametrize(("net", "shape"), NETS, ids=NET_NAMES)
-def test_matched_averaging_of_one_network_is_that_network(net: nn.Sequential, shape: tuple[int, ...]) -> None:
+def test_matched_averaging_of_one_network_is_that_network(
+    net: nn.Sequential, shape: tuple[int, ...]
+) -> None:
     average, _ = matched_average(chain(net), [net.state_dict()], [3.0], 5, torch.ones(1, 3))
     assert distance(average, net.state_dict()) == 0
 
@@ -152,14 +178,20 @@ def test_when_nothing_moves_any_more_no_network_has_a_better_place(seed: int) ->
     [
         (mlp((8, 8), 10, (5,)), ["1", "3"], [None, 1]),
         (small_cnn(3, 10), ["0", "2", "7", "10"], [None, 1, 196, 1]),
-        (vgg9(3, 10), ["0", "2", "5", "7", "11", "13", "18", "20", "23"], [None, 1, 1, 1, 1, 1, 16, 1, 1]),
+        (
+            vgg9(3, 10),
+            ["0", "2", "5", "7", "11", "13", "18", "20", "23"],
+            [None, 1, 1, 1, 1, 1, 16, 1, 1],
+        ),
         (FemnistCNN(1, 26), ["convs.0", "convs.1", "convs.2", "fc1", "fc2"], [None, 1, 1, 4, 1]),
         (emnist_cnn(1, 26), ["0", "3", "7", "8"], [None, 1, 49, 1]),
         (digit_cnn(3, 10), ["0", "4", "8", "12", "15", "18"], [None, 1, 1, 49, 1, 1]),
     ],
     ids=["mlp", "small_cnn", "vgg9", "femnist_cnn", "emnist_cnn", "digit_cnn"],
 )
-def test_the_packages_networks_are_chains(net: nn.Module, names: list[str], blocks: list[int | None]) -> None:
+def test_the_packages_networks_are_chains(
+    net: nn.Module, names: list[str], blocks: list[int | None]
+) -> None:
     layers = chain(net)
     assert [layer.name for layer in layers] == names
     assert [layer.block for layer in layers] == blocks
@@ -168,7 +200,9 @@ def test_the_packages_networks_are_chains(net: nn.Module, names: list[str], bloc
 
 def test_unshuffled_it_reads_every_layers_examples_in_stored_order() -> None:
     model = functional(mlp((8, 8), 10, (5,)))
-    assert [phase.reads.shuffle for phase in parse("fedma()").in_stored_order().fitted(model).phases] == [False, False]
+    assert [
+        phase.reads.shuffle for phase in parse("fedma()").in_stored_order().fitted(model).phases
+    ] == [False, False]
 
 
 class Residual(nn.Module):
@@ -206,16 +240,33 @@ TWICE = nn.Linear(5, 5)
         (Branching(), "does not read as one"),
         (Reshaping(), "'view' .*does not fit in"),
         (Idle(), "belong to no full or convolutional layer.*second"),
-        (nn.Sequential(nn.Linear(5, 5), nn.LayerNorm(5), nn.Linear(5, 3)), r"'1' \(LayerNorm\) does not fit in"),
+        (
+            nn.Sequential(nn.Linear(5, 5), nn.LayerNorm(5), nn.Linear(5, 3)),
+            r"'1' \(LayerNorm\) does not fit in",
+        ),
         (nn.Sequential(TWICE, nn.ReLU(), TWICE, nn.Linear(5, 3)), "layer '0' is used twice"),
-        (nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 3)), "layer '0' normalises what are not the units"),
-        (nn.Sequential(nn.Conv2d(4, 4, 3, groups=2), nn.Flatten(), nn.Linear(4, 3)), "layer '0' is a convolution in groups"),
-        (nn.Sequential(nn.Conv2d(4, 4, 3), nn.Linear(4, 3)), "layer '1' works along the rows of maps"),
-        (nn.Sequential(nn.Conv2d(4, 4, 3), nn.Flatten(2), nn.Linear(4, 3)), r"'1' \(Flatten\) does not fit in"),
+        (
+            nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 3)),
+            "layer '0' normalises what are not the units",
+        ),
+        (
+            nn.Sequential(nn.Conv2d(4, 4, 3, groups=2), nn.Flatten(), nn.Linear(4, 3)),
+            "layer '0' is a convolution in groups",
+        ),
+        (
+            nn.Sequential(nn.Conv2d(4, 4, 3), nn.Linear(4, 3)),
+            "layer '1' works along the rows of maps",
+        ),
+        (
+            nn.Sequential(nn.Conv2d(4, 4, 3), nn.Flatten(2), nn.Linear(4, 3)),
+            r"'1' \(Flatten\) does not fit in",
+        ),
         (nn.Sequential(nn.Flatten()), "no full or convolutional layer"),
     ],
 )
-def test_other_networks_are_refused_by_the_name_of_what_does_not_fit(net: nn.Module, words: str) -> None:
+def test_other_networks_are_refused_by_the_name_of_what_does_not_fit(
+    net: nn.Module, words: str
+) -> None:
     with pytest.raises(InputError, match=words):
         chain(net)
 
@@ -235,13 +286,19 @@ FEDMA_CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("fedma({}, weights='examples')", "plain", {"by_examples": True}),
     ("fedma({}, head='examples')", "bn", {"by_labels": False}),
     ("fedma({}) | dkd(steps=2, batch_size=5, lr=0.3)", "plain", {"dkd_steps": 2}),
-    ("fedma({}, form='once') | dkd(steps=2, batch_size=5, lr=0.3)", "bn",
-     {"once": True, "dkd_steps": 2}),
-]  # fmt: skip
+    (
+        "fedma({}, form='once') | dkd(steps=2, batch_size=5, lr=0.3)",
+        "bn",
+        {"once": True, "dkd_steps": 2},
+    ),
+]
 
 
 def twin_network(kind: str) -> nn.Sequential:
-    """Units that come in pairs which hardly differ at first: clients give them different roles, and matching has work to do."""
+    """Units that come in pairs which hardly differ at first:
+
+    clients give them different roles, and matching has work to do.
+    """
     net = image_network(kind)
     assert isinstance(net, nn.Sequential)
     with torch.no_grad():
@@ -255,26 +312,45 @@ def twin_network(kind: str) -> nn.Sequential:
 
 @pytest.mark.parametrize(("text", "kind", "settings"), FEDMA_CASES)
 @pytest.mark.parametrize("cohort", [3, 4])
-def test_two_rounds_of_fedma_equal_the_plain_computation(text: str, kind: str, settings: dict[str, Any], cohort: int) -> None:
+def test_two_rounds_of_fedma_equal_the_plain_computation(
+    text: str, kind: str, settings: dict[str, Any], cohort: int
+) -> None:
     start, seed = twin_network(kind), 5
     layers = [["0", "1"], ["4", "5"], ["7"]] if kind == "bn" else [["0"], ["3"], ["5"]]
     sgd = {"lr": 0.05, "momentum": 0.5, "weight_decay": 0.01}
-    plain = PlainFedMA(copy.deepcopy(start), IMAGES, seed, layers, sgd, Reads(6, epochs=2), **settings)
+    plain = PlainFedMA(
+        copy.deepcopy(start), IMAGES, seed, layers, sgd, Reads(6, epochs=2), **settings
+    )
     plain.run(rounds=2, cohort=cohort)
     assert plain.moved > 0  # else agreement would mean little
     result = simulate(
-        model=start, clients=IMAGES, test=IMAGES[0], method=text.format(LOCAL), rounds=2, cohort=cohort, seed=seed,
-        initial=start.state_dict(), dtype=torch.float64,
-    )  # fmt: skip
+        model=start,
+        clients=IMAGES,
+        test=IMAGES[0],
+        method=text.format(LOCAL),
+        rounds=2,
+        cohort=cohort,
+        seed=seed,
+        initial=start.state_dict(),
+        dtype=torch.float64,
+    )
     assert distance(result.params, plain.net.state_dict()) < 1e-10
 
 
 @pytest.mark.parametrize(
-    "text", ["fedma({}, form='once', weights='examples', head='examples')", "fedma({}, form='once', sweeps=0)"]
+    "text",
+    [
+        "fedma({}, form='once', weights='examples', head='examples')",
+        "fedma({}, form='once', sweeps=0)",
+    ],
 )
 def test_fedma_of_clients_that_hardly_moved_is_their_average(text: str) -> None:
     """Then every unit is nearest to itself. With equal clients the two ways to weigh them are one."""
-    data = DATA if "examples" in text else [DATA[0], (DATA[1][0][:12], DATA[0][1]), (DATA[2][0][:12], DATA[0][1])]
+    data = (
+        DATA
+        if "examples" in text
+        else [DATA[0], (DATA[1][0][:12], DATA[0][1]), (DATA[2][0][:12], DATA[0][1])]
+    )
     local = "epochs=2, batch_size=100, lr=0.001"
     matched, average = (small_run(one.format(local), data, NET) for one in (text, "fedavg({})"))
     assert distance(matched.params, average.params) < 1e-12
@@ -282,13 +358,22 @@ def test_fedma_of_clients_that_hardly_moved_is_their_average(text: str) -> None:
 
 def test_fedma_of_a_single_client_is_that_client_s_training() -> None:
     local = "epochs=3, batch_size=8"
-    once, alone = (small_run(text, DATA, NET, cohort=1) for text in (f"fedma({local}, form='once')", f"fedavg({local})"))
+    once, alone = (
+        small_run(text, DATA, NET, cohort=1)
+        for text in (f"fedma({local}, form='once')", f"fedavg({local})")
+    )
     assert distance(once.params, alone.params) < 1e-12
 
 
-def test_in_exchange_l_of_a_round_the_layers_before_are_frozen_and_the_others_the_client_s_own() -> None:
+def test_in_exchange_l_of_a_round_the_layers_before_are_frozen_and_the_others_the_client_s_own() -> (
+    None
+):
     engine, _ = watched(parse("fedma(epochs=1, batch_size=8, momentum=0.9, weight_decay=0.1)"))
-    sent = [(name, order.cohort, set(order.sent)) for name, order, _ in engine.seen if name.startswith("layer")]
+    sent = [
+        (name, order.cohort, set(order.sent))
+        for name, order, _ in engine.seen
+        if name.startswith("layer")
+    ]
     assert sent[0] == ("layer 1", (0, 1, 2), {"params", "buffers", "rates"})
     assert sent[1:] == [("layer 2", (k,), {"matched", "own", "rates"}) for k in (0, 1, 2)]
     first = [dict(order.sent["matched"]) for name, order, _ in engine.seen if name == "layer 2"]
@@ -297,14 +382,20 @@ def test_in_exchange_l_of_a_round_the_layers_before_are_frozen_and_the_others_th
 
 
 def test_fedma_sends_one_layer_at_a_time() -> None:
-    """Up: one model in all, and the labels' counts. Down: the model, then every layer but the last once more, and the order."""
+    """Up: one model in all, and the labels' counts.
+
+    Down: the model, then every layer but the last once more, and the order.
+    """
     layers = [5 * 7 + 7, 7 * 3 + 3]
     row = small_run("fedma()", DATA, NET, rounds=1, cohort=2).history[0]
     assert row["bytes_up"] == 2 * 8 * (sum(layers) + 3)
     assert row["bytes_down"] == 2 * 8 * (sum(layers) + 1 + layers[0] + 7 + 1)
     assert row["communications"] == 2
     once = small_run("fedma(form='once')", DATA, NET, rounds=1, cohort=2).history[0]
-    assert (once["bytes_up"], once["bytes_down"]) == (2 * 8 * (sum(layers) + 3), 2 * 8 * (sum(layers) + 1))
+    assert (once["bytes_up"], once["bytes_down"]) == (
+        2 * 8 * (sum(layers) + 3),
+        2 * 8 * (sum(layers) + 1),
+    )
     assert (once["communications"], once["local_steps"]) == (1, row["local_steps"] / 2)
 
 
@@ -323,43 +414,68 @@ def test_fedma_goes_on_without_a_client_that_falls_silent() -> None:
 ASTRAEA_CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("astraea({}, gamma=2)", "plain", {"gamma": 2}),
     ("astraea({}, gamma=3, passes=2)", "bn", {"gamma": 3, "passes": 2}),
-    ("astraea({}, gamma=5) | dkd(steps=2, batch_size=5, lr=0.3)", "plain", {"gamma": 5, "dkd_steps": 2}),
-    ("astraea({}, gamma=2) | dkd(steps=2, batch_size=5, lr=0.3)", "bn", {"gamma": 2, "dkd_steps": 2}),
+    (
+        "astraea({}, gamma=5) | dkd(steps=2, batch_size=5, lr=0.3)",
+        "plain",
+        {"gamma": 5, "dkd_steps": 2},
+    ),
+    (
+        "astraea({}, gamma=2) | dkd(steps=2, batch_size=5, lr=0.3)",
+        "bn",
+        {"gamma": 2, "dkd_steps": 2},
+    ),
 ]
 
 
 @pytest.mark.parametrize(("text", "kind", "settings"), ASTRAEA_CASES)
 @pytest.mark.parametrize("cohort", [3, 4])
-def test_two_rounds_of_astraea_equal_the_plain_computation(text: str, kind: str, settings: dict[str, Any], cohort: int) -> None:
+def test_two_rounds_of_astraea_equal_the_plain_computation(
+    text: str, kind: str, settings: dict[str, Any], cohort: int
+) -> None:
     start, seed = image_network(kind), 5
     assert isinstance(start, nn.Sequential)
     sgd = {"lr": 0.05, "momentum": 0.5, "weight_decay": 0.01}
     settings = {"passes": 1, **settings}
-    plain = PlainAstraea(copy.deepcopy(start), IMAGES, seed, 3, settings=sgd, reads=Reads(6, epochs=2), **settings)
+    plain = PlainAstraea(
+        copy.deepcopy(start), IMAGES, seed, 3, settings=sgd, reads=Reads(6, epochs=2), **settings
+    )
     plain.run(rounds=2, cohort=cohort)
     result = simulate(
-        model=start, clients=IMAGES, test=IMAGES[0], method=text.format(LOCAL), rounds=2, cohort=cohort, seed=seed,
-        initial=start.state_dict(), dtype=torch.float64,
-    )  # fmt: skip
+        model=start,
+        clients=IMAGES,
+        test=IMAGES[0],
+        method=text.format(LOCAL),
+        rounds=2,
+        cohort=cohort,
+        seed=seed,
+        initial=start.state_dict(),
+        dtype=torch.float64,
+    )
     assert distance(result.params, plain.net.state_dict()) < 1e-10
 
 
 def test_astraea_with_one_client_to_a_mediator_is_fedavg() -> None:
     local = "epochs=2, batch_size=100, lr=0.5"
-    mediated, average = (small_run(text, DATA, NET) for text in (f"astraea({local}, gamma=1)", f"fedavg({local})"))
+    mediated, average = (
+        small_run(text, DATA, NET) for text in (f"astraea({local}, gamma=1)", f"fedavg({local})")
+    )
     assert distance(mediated.params, average.params) < 1e-12
 
 
 def test_a_mediator_of_one_client_that_it_visits_twice_trains_twice_as_long() -> None:
     twice, longer = (
         small_run(text, DATA[:1], NET, rounds=1)
-        for text in ("astraea(epochs=2, batch_size=100, passes=2)", "fedavg(epochs=4, batch_size=100)")
+        for text in (
+            "astraea(epochs=2, batch_size=100, passes=2)",
+            "fedavg(epochs=4, batch_size=100)",
+        )
     )
     assert distance(twice.params, longer.params) < 1e-12
 
 
 def test_mediators_gather_clients_whose_labels_balance() -> None:
-    labels = torch.eye(3, dtype=torch.float64).repeat_interleave(2, 0) * 10  # two clients with each label alone
+    # two clients with each label alone
+    labels = torch.eye(3, dtype=torch.float64).repeat_interleave(2, 0) * 10
     assert mediators([0, 1, 2, 3, 4, 5], labels, 3) == [[0, 2, 4], [1, 3, 5]]
     assert mediators([1, 4, 5], labels, 2) == [[1, 4], [5]]
     assert mediators([0], labels, 4) == [[0]]
@@ -376,8 +492,10 @@ def test_clients_report_their_labels_once_and_each_hop_is_a_communication() -> N
     params = sum(parameter.numel() for parameter in NET.parameters())
     rows = small_run("astraea(gamma=2, epochs=1, batch_size=8)", DATA, NET, rounds=2).history
     assert [row["communications"] for row in rows] == [1 + 2, 1 + 2 + 2]
-    assert [row["bytes_up"] for row in rows] == [8 * 3 * (3 + params), 8 * 3 * (3 + 2 * params)]  # counts, then models
-    assert [row["bytes_down"] for row in rows] == [8 * 3 * t * (params + 2) for t in (1, 2)]  # learning rate, first pass or not
+    # counts, then models
+    assert [row["bytes_up"] for row in rows] == [8 * 3 * (3 + params), 8 * 3 * (3 + 2 * params)]
+    # learning rate, first pass or not
+    assert [row["bytes_down"] for row in rows] == [8 * 3 * t * (params + 2) for t in (1, 2)]
     steps = sum(-(-n // 8) for n in (12, 20, 33)) / 3
     assert [row["local_steps"] for row in rows] == pytest.approx([1 + steps, 1 + 2 * steps])
 
@@ -405,7 +523,9 @@ def test_a_mediator_goes_on_with_the_model_it_has_when_a_client_falls_silent() -
 def play_on(engine: str, text: str, norm: bool, **options: Any) -> tuple[list[Any], list[Any]]:
     model = functional(engine_network(norm))
     starts = [model.initial(("init", seed)) for seed in (0, 1)]
-    job = job_of(model, text, [world_of(seed) for seed in (0, 1)], starts, (0, 1), rounds=3, cohort=3)
+    job = job_of(
+        model, text, [world_of(seed) for seed in (0, 1)], starts, (0, 1), rounds=3, cohort=3
+    )
     runs, rows = play_job(job, engine, **options)
     return [run.state for run in runs], list(rows[-1].values())
 
@@ -427,10 +547,15 @@ def test_batched_agrees_with_serial(text: str, norm: bool) -> None:
     for way in ("vmap", "loop", "vmap in chunks"):
         found, same = play_on("batched", text, norm, **WAYS[way])
         assert apart(expected, found) < 1e-12, way
-        assert [[row[name] for name in COSTS] for row in same] == [[row[name] for name in COSTS] for row in rows]
+        assert [[row[name] for name in COSTS] for row in same] == [
+            [row[name] for name in COSTS] for row in rows
+        ]
 
 
-@pytest.mark.parametrize("text", ["fedma(steps=2, batch_size=10, lr=0.03)", "astraea(gamma=2, steps=2, batch_size=10, lr=0.03)"])
+@pytest.mark.parametrize(
+    "text",
+    ["fedma(steps=2, batch_size=10, lr=0.03)", "astraea(gamma=2, steps=2, batch_size=10, lr=0.03)"],
+)
 def test_the_pool_and_traced_steps_agree_with_serial(text: str) -> None:
     expected, _ = play_on("serial", text, False)
     assert apart(expected, play_on("pool", text, False, workers=2)[0]) < 1e-12
@@ -444,10 +569,17 @@ def test_what_the_parts_of_a_cohort_send_is_gathered_as_if_it_were_one(rule: Col
 
     def server(model: Model, state: Groups, collected: Groups, rates: Tensors) -> Groups:
         mean = combine(lambda tensor: tensor.mean(0), collected["all"])
-        return {**state, "params": collected["params"], "mean": mean, "who": only(rates, ("clients", "examples"))}
+        return {
+            **state,
+            "params": collected["params"],
+            "mean": mean,
+            "who": only(rates, ("clients", "examples")),
+        }
 
     whole = replace(phase, collect=note, every={"all": "params"}, server=server)
-    split = replace(whole, parts=lambda state, cohort, step: [Part(cohort[:1], {}), Part(cohort[1:], {})])
+    split = replace(
+        whole, parts=lambda state, cohort, step: [Part(cohort[:1], {}), Part(cohort[1:], {})]
+    )
     ends = [watched(Method((one,)))[1] for one in (whole, split)]
     for group in ("params", "mean", "who"):
         assert distance(dict(ends[0].state[group]), dict(ends[1].state[group])) < 1e-12
@@ -455,7 +587,13 @@ def test_what_the_parts_of_a_cohort_send_is_gathered_as_if_it_were_one(rule: Col
     assert ends[0].costs == ends[1].costs
 
 
-WRONG = ["fedma(form='twice')", "fedma(weights='labels')", "fedma(sweeps=-1)", "fedma(head=2)", "astraea(gamma=0)"]
+WRONG = [
+    "fedma(form='twice')",
+    "fedma(weights='labels')",
+    "fedma(sweeps=-1)",
+    "fedma(head=2)",
+    "astraea(gamma=0)",
+]
 
 
 @pytest.mark.parametrize("text", [*WRONG, "astraea(passes=0)"])

@@ -1,4 +1,7 @@
-"""Optimisers at the server, and methods that use public data: against plain PyTorch, by their laws, on every engine."""
+"""Optimisers at the server, and methods that use public data:
+
+against plain PyTorch, by their laws, on every engine.
+"""
 
 import copy
 import importlib
@@ -40,13 +43,21 @@ SEED = 5
 def ours(text: str, start: nn.Module, **options: Any) -> dict[str, Tensor]:
     """Two rounds of our own, three clients of four in each."""
     data = clients()
-    settings = {"rounds": 2, "cohort": 3, "seed": SEED, "initial": start.state_dict(), "dtype": torch.float64, **options}
+    settings = {
+        "rounds": 2,
+        "cohort": 3,
+        "seed": SEED,
+        "initial": start.state_dict(),
+        "dtype": torch.float64,
+        **options,
+    }
     return simulate(model=start, clients=data, test=data[0], method=text, **settings).params
 
 
 # --- optimisers at the server
 
-Rule = Callable[[dict[str, Tensor], Tensor], Tensor]  # (memory, gradient) -> direction, from zeros on
+# (memory, gradient) -> direction, from zeros on
+Rule = Callable[[dict[str, Tensor], Tensor], Tensor]
 
 
 def momentum(beta: float, nesterov: bool = False) -> Rule:
@@ -57,7 +68,9 @@ def momentum(beta: float, nesterov: bool = False) -> Rule:
     return rule
 
 
-def adaptive(kind: str, beta1: float, tau: float, beta2: float = 0.0, initial: float | None = None) -> Rule:
+def adaptive(
+    kind: str, beta1: float, tau: float, beta2: float = 0.0, initial: float | None = None
+) -> Rule:
     """Algorithm 2 of the paper, an entry at a time where Yogi has to look at signs."""
 
     def rule(memory: dict[str, Tensor], g: Tensor) -> Tensor:
@@ -88,7 +101,9 @@ class PlainServer(Plain):
     def run(self, rounds: int, cohort: int) -> None:
         for t in range(1, rounds + 1):
             start = copy.deepcopy(self.net)
-            teachers = {k: self.train_locally(k, t) for k in choose(self.seed, t, len(self.clients), cohort)}
+            teachers = {
+                k: self.train_locally(k, t) for k in choose(self.seed, t, len(self.clients), cohort)
+            }
             self.average(teachers)
             for j in range(1, self.dkd["steps"] + 1 if self.dkd else 1):
                 self.distil(teachers, t, j)
@@ -96,8 +111,13 @@ class PlainServer(Plain):
 
     def move_from(self, start: nn.Module) -> None:
         with torch.no_grad():
-            for (name, now), before in zip(self.net.named_parameters(), start.parameters(), strict=True):
-                now.copy_(before - self.server_lr * self.rule(self.memories.setdefault(name, {}), before - now))
+            for (name, now), before in zip(
+                self.net.named_parameters(), start.parameters(), strict=True
+            ):
+                now.copy_(
+                    before
+                    - self.server_lr * self.rule(self.memories.setdefault(name, {}), before - now)
+                )
 
 
 def torch_adam(**options: Any) -> Rule:
@@ -119,10 +139,22 @@ def torch_adam(**options: Any) -> Rule:
 SERVERS: list[tuple[str, Rule, float]] = [
     ("server_momentum(lr=0.7, momentum=0.6)", momentum(0.6), 0.7),
     ("server_momentum(lr=0.7, momentum=0.6, nesterov=True)", momentum(0.6, nesterov=True), 0.7),
-    ("server_adam(lr=0.05, beta1=0.8, beta2=0.9, tau=0.01)", adaptive("adam", 0.8, 0.01, 0.9), 0.05),
+    (
+        "server_adam(lr=0.05, beta1=0.8, beta2=0.9, tau=0.01)",
+        adaptive("adam", 0.8, 0.01, 0.9),
+        0.05,
+    ),
     ("server_adam(lr=0.05, initial=0)", adaptive("adam", 0.9, 1e-3, 0.99, initial=0.0), 0.05),
-    ("server_adam(lr=0.05, tau=0.01, bias_correction=True)", torch_adam(betas=(0.9, 0.99), eps=0.01), 0.05),
-    ("server_yogi(lr=0.05, beta1=0.8, beta2=0.9, tau=0.01)", adaptive("yogi", 0.8, 0.01, 0.9), 0.05),
+    (
+        "server_adam(lr=0.05, tau=0.01, bias_correction=True)",
+        torch_adam(betas=(0.9, 0.99), eps=0.01),
+        0.05,
+    ),
+    (
+        "server_yogi(lr=0.05, beta1=0.8, beta2=0.9, tau=0.01)",
+        adaptive("yogi", 0.8, 0.01, 0.9),
+        0.05,
+    ),
     ("server_adagrad(lr=0.05, tau=0.01)", adaptive("adagrad", 0.0, 0.01), 0.05),
     ("server_adagrad(lr=0.05, beta1=0.5)", adaptive("adagrad", 0.5, 1e-3), 0.05),
 ]
@@ -136,7 +168,15 @@ def test_a_round_moved_by_an_optimiser_equals_the_plain_computation(
 ) -> None:
     start = network(kind)
     plain = PlainServer(
-        copy.deepcopy(start), clients(), SEED, Reads(4, epochs=2), SGD, 0.05, dkd=DKD if taught else None, rule=rule, server_lr=lr
+        copy.deepcopy(start),
+        clients(),
+        SEED,
+        Reads(4, epochs=2),
+        SGD,
+        0.05,
+        dkd=DKD if taught else None,
+        rule=rule,
+        server_lr=lr,
     )
     plain.run(rounds=2, cohort=3)
     text = f"fedavg({LOCAL}) | {DKD_TEXT} | {piece}" if taught else f"fedavg({LOCAL}) | {piece}"
@@ -147,7 +187,10 @@ def test_a_round_moved_by_an_optimiser_equals_the_plain_computation(
 NAMES = [
     ("fedavgm({}, server_lr=0.7, server_momentum=0.6)", "server_momentum(lr=0.7, momentum=0.6)"),
     ("fedavgm({})", "server_momentum()"),
-    ("fedadam({}, server_lr=0.03, server_beta1=0.8, tau=0.01)", "server_adam(lr=0.03, beta1=0.8, tau=0.01)"),
+    (
+        "fedadam({}, server_lr=0.03, server_beta1=0.8, tau=0.01)",
+        "server_adam(lr=0.03, beta1=0.8, tau=0.01)",
+    ),
     ("fedadam({}, bias_correction=True)", "server_adam(bias_correction=True)"),
     ("fedyogi({}, server_lr_decay=0.5)", "server_yogi(lr_decay=0.5)"),
     ("fedadagrad({}, initial=0.1)", "server_adagrad(initial=0.1)"),
@@ -163,14 +206,22 @@ def test_the_usual_names_are_fedavg_and_the_piece_to_the_last_bit(name: str, pie
 def test_momentum_zero_and_rate_one_is_fedavg() -> None:
     start = network("bn")
     fedavg = ours(f"fedavg({LOCAL})", start)
-    assert distance(ours(f"fedavgm({LOCAL}, server_lr=1, server_momentum=0)", start), fedavg) < 1e-11
+    assert (
+        distance(ours(f"fedavgm({LOCAL}, server_lr=1, server_momentum=0)", start), fedavg) < 1e-11
+    )
 
 
 @pytest.mark.parametrize(("name", "factor"), [("adam", 1e-5), ("yogi", 1e-5), ("adagrad", 1e-5)])
-def test_with_a_huge_tau_every_adaptive_optimiser_is_fedavg_with_rate_lr_over_tau(name: str, factor: float) -> None:
+def test_with_a_huge_tau_every_adaptive_optimiser_is_fedavg_with_rate_lr_over_tau(
+    name: str, factor: float
+) -> None:
     start, tau = network("plain"), 1e6
-    slow = ours(f"fed{name}({LOCAL}, server_beta1=0, tau={tau}, initial=0, server_lr={tau / 2})", start)
-    assert distance(slow, ours(f"fedavgm({LOCAL}, server_lr=0.5, server_momentum=0)", start)) < factor
+    slow = ours(
+        f"fed{name}({LOCAL}, server_beta1=0, tau={tau}, initial=0, server_lr={tau / 2})", start
+    )
+    assert (
+        distance(slow, ours(f"fedavgm({LOCAL}, server_lr=0.5, server_momentum=0)", start)) < factor
+    )
 
 
 def test_the_first_step_of_adagrad_is_lr_times_the_sign_of_the_move() -> None:
@@ -181,7 +232,9 @@ def test_the_first_step_of_adagrad_is_lr_times_the_sign_of_the_move() -> None:
         move = averaged[name] - before
         felt = move.abs() > 1e-9  # a dead unit's weights move by rounding alone
         assert felt.any()
-        assert torch.allclose((moved[name] - before)[felt], 0.1 * torch.sign(move)[felt], rtol=0, atol=1e-3), name
+        assert torch.allclose(
+            (moved[name] - before)[felt], 0.1 * torch.sign(move)[felt], rtol=0, atol=1e-3
+        ), name
 
 
 def test_adam_and_yogi_take_the_same_first_step_from_v_zero_and_differ_later() -> None:
@@ -193,7 +246,9 @@ def test_adam_and_yogi_take_the_same_first_step_from_v_zero_and_differ_later() -
 
 def test_buffers_stay_averaged_under_an_optimiser_at_the_server() -> None:
     start = network("bn")
-    plain, moved = (ours(text, start, rounds=1) for text in (f"fedavg({LOCAL})", f"fedadam({LOCAL})"))
+    plain, moved = (
+        ours(text, start, rounds=1) for text in (f"fedavg({LOCAL})", f"fedadam({LOCAL})")
+    )
     buffers = [name for name, _ in start.named_buffers()]
     assert buffers
     assert all(torch.equal(plain[name], moved[name]) for name in buffers)
@@ -214,12 +269,21 @@ def test_an_optimiser_at_the_server_costs_no_communication() -> None:
         simulate(model=start, clients=data, test=data[0], method=text, rounds=1).history[0]
         for text in (f"fedavg({LOCAL})", f"fedyogi({LOCAL})")
     ]
-    assert all(rows[0][cost] == rows[1][cost] for cost in ("communications", "local_steps", "bytes_up", "bytes_down"))
+    assert all(
+        rows[0][cost] == rows[1][cost]
+        for cost in ("communications", "local_steps", "bytes_up", "bytes_down")
+    )
 
 
-@pytest.mark.parametrize("piece", ["server_momentum", "server_adam", "server_yogi", "server_adagrad"])
-def test_an_optimiser_at_the_server_without_anything_before_it_is_refused_in_words(piece: str) -> None:
-    with pytest.raises(InputError, match=rf"'{piece}' works on what the round.*as in fedavg\(\) \| {piece}\(\)"):
+@pytest.mark.parametrize(
+    "piece", ["server_momentum", "server_adam", "server_yogi", "server_adagrad"]
+)
+def test_an_optimiser_at_the_server_without_anything_before_it_is_refused_in_words(
+    piece: str,
+) -> None:
+    with pytest.raises(
+        InputError, match=rf"'{piece}' works on what the round.*as in fedavg\(\) \| {piece}\(\)"
+    ):
         ours(f"{piece}()", network("plain"))
     with pytest.raises(InputError, match=f"'{piece}' works on what the round"):
         parse(f"{piece}() | fedavg()")
@@ -228,7 +292,9 @@ def test_an_optimiser_at_the_server_without_anything_before_it_is_refused_in_wor
 def test_an_optimiser_at_the_server_is_refused_where_whole_models_stay_with_the_clients() -> None:
     private: frozenset[Private] = frozenset({"model"})
     alone = Method(parse("fedavg()").phases, private, calls=parse("fedavg()").calls)
-    with pytest.raises(InputError, match=r"'server_adam' moves a shared model.*whole models stay with the clients"):
+    with pytest.raises(
+        InputError, match=r"'server_adam' moves a shared model.*whole models stay with the clients"
+    ):
         alone | parse_one("server_adam()")
 
 
@@ -258,25 +324,32 @@ def test_different_optimisers_may_follow_each_other() -> None:
 
 # --- methods that use public data
 
-PUBLIC = 14  # with batches of four the last of an epoch has two examples, and clients' last ones never just one
+# with batches of four the last of an epoch has two examples, and clients' last ones never just one
+PUBLIC = 14
 
 
 def public(seed: int = 9) -> tuple[Tensor, Tensor]:
     draw = torch.Generator().manual_seed(seed)
-    return torch.randn(PUBLIC, 1, 4, 4, generator=draw, dtype=torch.float64) + 1, torch.randint(0, 3, (PUBLIC,), generator=draw)
+    return torch.randn(PUBLIC, 1, 4, 4, generator=draw, dtype=torch.float64) + 1, torch.randint(
+        0, 3, (PUBLIC,), generator=draw
+    )
 
 
 @dataclass
 class PlainPublic(Plain):
     """The plain computation with public examples at the server."""
 
-    server: Callable[["PlainPublic", nn.Module, dict[int, nn.Module], int], None] = field(kw_only=True)
+    server: Callable[["PlainPublic", nn.Module, dict[int, nn.Module], int], None] = field(
+        kw_only=True
+    )
     before: Callable[["PlainPublic"], None] = lambda run: None
     shared: bool = False
 
     def run(self, rounds: int, cohort: int) -> None:
         own = self.clients
-        joined = [tuple(torch.cat(pair) for pair in zip(mine, public(), strict=True)) for mine in own]
+        joined = [
+            tuple(torch.cat(pair) for pair in zip(mine, public(), strict=True)) for mine in own
+        ]
         self.before(self)
         for t in range(1, rounds + 1):
             self.clients = joined if self.shared else own  # type: ignore[assignment]
@@ -293,17 +366,28 @@ def averages(run: PlainPublic, start: nn.Module, teachers: dict[int, nn.Module],
 
 
 def learn(
-    net: nn.Module, batches: Sequence[tuple[Tensor, Tensor, Tensor]], *, lr: float, clip: float, temperature: float = 1.0,
-    hard: float = 0.0, adam: bool = True, cosine: bool = True,
-) -> None:  # fmt: skip
+    net: nn.Module,
+    batches: Sequence[tuple[Tensor, Tensor, Tensor]],
+    *,
+    lr: float,
+    clip: float,
+    temperature: float = 1.0,
+    hard: float = 0.0,
+    adam: bool = True,
+    cosine: bool = True,
+) -> None:
     """One model from (x, y, taught logits)."""
     optimiser = torch.optim.Adam(net.parameters(), lr) if adam else SGD(net.parameters(), lr)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, len(batches)) if cosine else None
+    schedule = (
+        torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, len(batches)) if cosine else None
+    )
     net.train()
     for x, y, taught in batches:
         optimiser.zero_grad()
         z = net(x)
-        loss = kl_div(log_softmax(z / temperature, 1), softmax(taught / temperature, 1), reduction="batchmean")
+        loss = kl_div(
+            log_softmax(z / temperature, 1), softmax(taught / temperature, 1), reduction="batchmean"
+        )
         torch.autograd.backward(loss + hard * cross_entropy(z, y))
         nn.utils.clip_grad_norm_(net.parameters(), clip)
         optimiser.step()
@@ -316,7 +400,9 @@ def mean_logits(teachers: dict[int, nn.Module], x: Tensor) -> Tensor:
         return torch.stack([copy.deepcopy(net).eval()(x) for net in teachers.values()]).mean(0)
 
 
-def plain_feddf(run: PlainPublic, start: nn.Module, teachers: dict[int, nn.Module], t: int, **options: Any) -> None:
+def plain_feddf(
+    run: PlainPublic, start: nn.Module, teachers: dict[int, nn.Module], t: int, **options: Any
+) -> None:
     run.average(teachers)
     x, y = public()
     drawn = draw(Reads(4, steps=5), PUBLIC, (run.seed, t, 1, 1, SERVER))
@@ -324,7 +410,9 @@ def plain_feddf(run: PlainPublic, start: nn.Module, teachers: dict[int, nn.Modul
     learn(run.net, [(x[at], y[at], votes[at]) for at in drawn], **options)
 
 
-def plain_feded(run: PlainPublic, start: nn.Module, teachers: dict[int, nn.Module], t: int, **options: Any) -> None:
+def plain_feded(
+    run: PlainPublic, start: nn.Module, teachers: dict[int, nn.Module], t: int, **options: Any
+) -> None:
     x, y = public()
     taught = mean_logits(teachers, x)
     spans = [slice(0, 4), slice(4, 8), slice(8, 12), slice(12, 14), slice(0, 4)]
@@ -343,37 +431,68 @@ def plain_warmup(run: PlainPublic) -> None:
 
 FIVE = f"{LOCAL}, server_steps=5, server_batch_size=4"
 FEDDF, FEDED = partial(plain_feddf, lr=0.01), partial(plain_feded, lr=0.01)
-# text, settings of the plain computation, and where it finds a phase among ours: local training is its phase 0, DKD its phase 1
+# text, settings of the plain computation, and where it finds a phase among ours: local training is
+# its phase 0, DKD its phase 1
 CASES: list[tuple[str, dict[str, Any], dict[int, int]]] = [
     (f"feddf({FIVE}, server_lr=0.01)", {"server": partial(FEDDF, clip=5.0)}, {}),
-    (f"feddf({FIVE}, server_lr=0.01, clip=None, temperature=3, annealing='none')",
-     {"server": partial(FEDDF, clip=1e9, temperature=3.0, cosine=False)}, {}),
-    (f"feddf({FIVE}, server_lr=0.3, clip=0.2, server_optimiser='sgd', temperature=2)",
-     {"server": partial(plain_feddf, lr=0.3, clip=0.2, adam=False, temperature=2.0)}, {}),
-    (f"feddf({FIVE}, server_lr=0.01) | {DKD_TEXT}", {"server": partial(FEDDF, clip=5.0), "dkd": DKD}, {1: 2}),
+    (
+        f"feddf({FIVE}, server_lr=0.01, clip=None, temperature=3, annealing='none')",
+        {"server": partial(FEDDF, clip=1e9, temperature=3.0, cosine=False)},
+        {},
+    ),
+    (
+        f"feddf({FIVE}, server_lr=0.3, clip=0.2, server_optimiser='sgd', temperature=2)",
+        {"server": partial(plain_feddf, lr=0.3, clip=0.2, adam=False, temperature=2.0)},
+        {},
+    ),
+    (
+        f"feddf({FIVE}, server_lr=0.01) | {DKD_TEXT}",
+        {"server": partial(FEDDF, clip=5.0), "dkd": DKD},
+        {1: 2},
+    ),
     (f"feded({FIVE}, server_lr=0.01)", {"server": partial(FEDED, clip=5.0)}, {}),
-    (f"feded({FIVE}, server_lr=0.01, hard=0.5, temperature=2)",
-     {"server": partial(FEDED, clip=5.0, hard=0.5, temperature=2.0)}, {}),
-    (f"feded({FIVE}, server_lr=0.01) | {DKD_TEXT}", {"server": partial(FEDED, clip=5.0), "dkd": DKD}, {1: 3}),
+    (
+        f"feded({FIVE}, server_lr=0.01, hard=0.5, temperature=2)",
+        {"server": partial(FEDED, clip=5.0, hard=0.5, temperature=2.0)},
+        {},
+    ),
+    (
+        f"feded({FIVE}, server_lr=0.01) | {DKD_TEXT}",
+        {"server": partial(FEDED, clip=5.0), "dkd": DKD},
+        {1: 3},
+    ),
     (f"data_sharing({LOCAL})", {"server": averages, "shared": True}, {}),
     (f"data_sharing({LOCAL}) | {DKD_TEXT}", {"server": averages, "shared": True, "dkd": DKD}, {}),
-    (f"data_sharing({LOCAL}, warmup_steps=3)", {"server": averages, "shared": True, "before": plain_warmup}, {0: 1}),
-    (f"data_sharing({LOCAL}, warmup_steps=3) | {DKD_TEXT}",
-     {"server": averages, "shared": True, "before": plain_warmup, "dkd": DKD}, {0: 1, 1: 2}),
-]  # fmt: skip
+    (
+        f"data_sharing({LOCAL}, warmup_steps=3)",
+        {"server": averages, "shared": True, "before": plain_warmup},
+        {0: 1},
+    ),
+    (
+        f"data_sharing({LOCAL}, warmup_steps=3) | {DKD_TEXT}",
+        {"server": averages, "shared": True, "before": plain_warmup, "dkd": DKD},
+        {0: 1, 1: 2},
+    ),
+]
 
 
 @pytest.mark.parametrize(("text", "settings", "phases"), CASES, ids=[text for text, _, _ in CASES])
 @pytest.mark.parametrize("kind", ["plain", "bn"])
 def test_two_rounds_with_public_data_equal_the_plain_computation(
-    text: str, settings: dict[str, Any], phases: dict[int, int], kind: str, monkeypatch: pytest.MonkeyPatch
+    text: str,
+    settings: dict[str, Any],
+    phases: dict[int, int],
+    kind: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def shifted(reads: Reads, examples: int, key: tuple[int, ...]) -> list[Any]:
         return draw(reads, examples, (*key[:2], phases.get(key[2], key[2]), *key[3:]))
 
     monkeypatch.setattr(plain_module, "draw", shifted)
     start = network(kind)
-    plain = PlainPublic(copy.deepcopy(start), clients(), SEED, Reads(4, epochs=2), SGD, 0.05, **settings)
+    plain = PlainPublic(
+        copy.deepcopy(start), clients(), SEED, Reads(4, epochs=2), SGD, 0.05, **settings
+    )
     plain.run(rounds=2, cohort=3)
     found, expected = ours(text, start, public=public()), dict(plain.net.state_dict())
     assert distance(found, expected) < 1e-10
@@ -383,26 +502,40 @@ def test_two_rounds_with_public_data_equal_the_plain_computation(
 def test_the_public_cases_differ_from_each_other() -> None:
     """Else agreement with the plain computation would mean little."""
     ends = [ours(text, network("plain"), public=public()) for text, _, _ in CASES]
-    assert all(distance(first, second) > 1e-6 for i, first in enumerate(ends) for second in ends[i + 1 :])
+    assert all(
+        distance(first, second) > 1e-6 for i, first in enumerate(ends) for second in ends[i + 1 :]
+    )
 
 
 def test_feddf_from_one_client_is_that_clients_fixed_point() -> None:
     start, data = network("plain"), clients()[:1]
     run = partial(
-        simulate, model=start, clients=data, test=data[0], initial=start.state_dict(), dtype=torch.float64, public=public()
+        simulate,
+        model=start,
+        clients=data,
+        test=data[0],
+        initial=start.state_dict(),
+        dtype=torch.float64,
+        public=public(),
     )
     alone = run(method=f"fedavg({LOCAL})").params
     many = run(method=f"feddf({FIVE}, server_lr=0.1, server_optimiser='sgd')").params
-    once = run(method=f"feddf({LOCAL}, server_steps=1)").params  # Adam blows up rounding, a thousandfold and more at each step
+    # Adam blows up rounding, a thousandfold and more at each step
+    once = run(method=f"feddf({LOCAL}, server_steps=1)").params
     assert distance(many, alone) < 1e-13
     assert distance(once, alone) < 1e-10
 
 
 def test_feddf_uploads_what_fedavg_uploads_and_judges_the_average_as_well() -> None:
     data, start = clients(), network("bn")
-    run = partial(simulate, model=start, clients=data, test=data[0], public=public(), dtype="float64")
+    run = partial(
+        simulate, model=start, clients=data, test=data[0], public=public(), dtype="float64"
+    )
     rows = [run(method=text).history[0] for text in (f"fedavg({LOCAL})", f"feddf({FIVE})")]
-    assert all(rows[0][cost] == rows[1][cost] for cost in ("communications", "local_steps", "bytes_up", "bytes_down"))
+    assert all(
+        rows[0][cost] == rows[1][cost]
+        for cost in ("communications", "local_steps", "bytes_up", "bytes_down")
+    )
     assert rows[1]["average_test_loss"] == pytest.approx(rows[0]["test_loss"], abs=1e-12)
     assert rows[1]["test_loss"] != rows[0]["test_loss"]
 
@@ -417,22 +550,37 @@ def test_feddf_forgets_the_teachers_after_the_round() -> None:
 def test_feded_from_one_client_that_learns_nothing_stays_where_it_is() -> None:
     start, data = network("plain"), clients()[:1]
     end = simulate(
-        model=start, clients=data, test=data[0], method="feded(lr=1e-14, epochs=1, server_steps=9, server_optimiser='sgd')",
-        initial=start.state_dict(), dtype="float64", public=public(),
-    ).params  # fmt: skip
+        model=start,
+        clients=data,
+        test=data[0],
+        method="feded(lr=1e-14, epochs=1, server_steps=9, server_optimiser='sgd')",
+        initial=start.state_dict(),
+        dtype="float64",
+        public=public(),
+    ).params
     assert distance(end, dict(start.state_dict())) < 1e-10
 
 
 def test_feded_sends_predictions_up_and_the_model_down() -> None:
     data, start = clients(), network("bn")
-    run = partial(simulate, model=start, clients=data, test=data[0], public=public(), dtype="float64", cohort=3)
+    run = partial(
+        simulate,
+        model=start,
+        clients=data,
+        test=data[0],
+        public=public(),
+        dtype="float64",
+        cohort=3,
+    )
     fedavg, feded = (run(method=text).history[0] for text in (f"fedavg({LOCAL})", f"feded({FIVE})"))
     assert feded["bytes_up"] == 3 * PUBLIC * 3 * 8  # clients, examples, classes, float64
     assert feded["bytes_down"] == fedavg["bytes_down"]
     assert feded["communications"] == 2
 
 
-def test_feded_fills_its_table_in_as_many_steps_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_feded_fills_its_table_in_as_many_steps_as_it_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     start, text = network("bn"), f"feded({FIVE})"
     at_once = ours(text, start, public=public())
     monkeypatch.setattr(importlib.import_module("feddkd.methods.feded"), "AT_ONCE", 4)
@@ -443,21 +591,48 @@ def test_feded_takes_networks_with_more_outputs_than_labels() -> None:
     data = [(x, y.clamp(max=1)) for x, y in clients()]
     x, y = public()
     wide = network("plain")
-    row = simulate(model=wide, clients=data, test=data[0], method=f"feded({FIVE})", public=(x, y.clamp(max=1)), dtype="float64")
+    row = simulate(
+        model=wide,
+        clients=data,
+        test=data[0],
+        method=f"feded({FIVE})",
+        public=(x, y.clamp(max=1)),
+        dtype="float64",
+    )
     assert row.history[0]["bytes_up"] == 4 * PUBLIC * 3 * 8
 
 
 def test_sharing_data_with_a_single_client_is_training_on_the_joined_data() -> None:
     start, (x, y), (more, labels) = network("plain"), clients()[0], public()
-    options: dict[str, Any] = {"model": start, "test": (x, y), "initial": start.state_dict(), "dtype": torch.float64, "rounds": 2}
-    shared = simulate(method=f"data_sharing({LOCAL})", clients=[(x, y)], public=(more, labels), **options).params
-    joined = simulate(method=f"fedavg({LOCAL})", clients=[(torch.cat([x, more]), torch.cat([y, labels]))], **options).params
+    options: dict[str, Any] = {
+        "model": start,
+        "test": (x, y),
+        "initial": start.state_dict(),
+        "dtype": torch.float64,
+        "rounds": 2,
+    }
+    shared = simulate(
+        method=f"data_sharing({LOCAL})", clients=[(x, y)], public=(more, labels), **options
+    ).params
+    joined = simulate(
+        method=f"fedavg({LOCAL})",
+        clients=[(torch.cat([x, more]), torch.cat([y, labels]))],
+        **options,
+    ).params
     assert distance(shared, joined) == 0
 
 
 def test_shared_examples_count_in_a_clients_steps_and_a_warm_up_costs_no_communication() -> None:
     data = clients()
-    run = partial(simulate, model=network("plain"), clients=data, test=data[0], public=public(), dtype="float64", rounds=2)
+    run = partial(
+        simulate,
+        model=network("plain"),
+        clients=data,
+        test=data[0],
+        public=public(),
+        dtype="float64",
+        rounds=2,
+    )
     (first, second), warm = (
         run(method=f"data_sharing({LOCAL})").history,
         run(method=f"data_sharing({LOCAL}, warmup_steps=3)").history,
@@ -473,13 +648,17 @@ def test_a_phase_may_end_after_a_round() -> None:
     assert [Repeat(last=1)(t) for t in (1, 2)] == [1, 0]
 
 
-@pytest.mark.parametrize("text", ["feddf()", "feded()", "data_sharing()", "data_sharing(warmup_steps=2)"])
+@pytest.mark.parametrize(
+    "text", ["feddf()", "feded()", "data_sharing()", "data_sharing(warmup_steps=2)"]
+)
 def test_without_public_data_the_error_says_where_to_get_some(text: str) -> None:
     with pytest.raises(InputError, match=r"reads public data, and there is none: set a part aside"):
         ours(text, network("plain"))
 
 
-@pytest.mark.parametrize("text", [f"feddf({FIVE}) | local_bn()", f"feded({FIVE}) | local_bn(private='statistics')"])
+@pytest.mark.parametrize(
+    "text", [f"feddf({FIVE}) | local_bn()", f"feded({FIVE}) | local_bn(private='statistics')"]
+)
 def test_whole_models_at_the_server_do_not_go_with_private_tensors(text: str) -> None:
     with pytest.raises(InputError, match="they do not go with tensors private to clients"):
         ours(text, network("bn"), public=public())
@@ -487,7 +666,11 @@ def test_whole_models_at_the_server_do_not_go_with_private_tensors(text: str) ->
 
 
 def test_data_sharing_goes_with_batch_norm_at_home() -> None:
-    kept = ours(f"data_sharing({LOCAL}, warmup_steps=2) | local_bn() | {DKD_TEXT}", network("bn"), public=public())
+    kept = ours(
+        f"data_sharing({LOCAL}, warmup_steps=2) | local_bn() | {DKD_TEXT}",
+        network("bn"),
+        public=public(),
+    )
     assert "1.weight" not in kept
 
 
@@ -496,12 +679,42 @@ def test_data_sharing_goes_with_batch_norm_at_home() -> None:
 # Adam magnifies the rounding of tiny gradients, so it goes without batch norm
 HERE = [
     ("fedavgm(epochs=1, batch_size=8)", True),
-    ("fedavg(epochs=1, batch_size=8) | dkd(steps=2, batch_size=14, lr=0.3) | server_yogi(lr=0.05, tau=0.01)", False),
+    (
+        (
+            "fedavg(epochs=1, batch_size=8) | dkd(steps=2, batch_size=14, lr=0.3) |"
+            " server_yogi(lr=0.05, tau=0.01)"
+        ),
+        False,
+    ),
     ("fedbn(epochs=1, batch_size=8) | server_adam(lr=0.05, tau=0.01, bias_correction=True)", True),
-    ("feddf(epochs=1, batch_size=8, server_steps=5, server_batch_size=4, server_lr=0.1, server_optimiser='sgd')", True),
-    ("feddf(epochs=1, batch_size=8, server_steps=3, server_batch_size=4) | dkd(steps=2, batch_size=14)", False),
-    ("feded(epochs=1, batch_size=8, server_steps=5, server_batch_size=4, server_lr=0.1, server_optimiser='sgd', hard=0.1)", True),
-    ("feded(epochs=1, batch_size=8, server_steps=3, server_batch_size=4) | dkd(steps=2, batch_size=14)", False),
+    (
+        (
+            "feddf(epochs=1, batch_size=8, server_steps=5, server_batch_size=4, server_lr=0.1,"
+            " server_optimiser='sgd')"
+        ),
+        True,
+    ),
+    (
+        (
+            "feddf(epochs=1, batch_size=8, server_steps=3, server_batch_size=4) | dkd(steps=2,"
+            " batch_size=14)"
+        ),
+        False,
+    ),
+    (
+        (
+            "feded(epochs=1, batch_size=8, server_steps=5, server_batch_size=4, server_lr=0.1,"
+            " server_optimiser='sgd', hard=0.1)"
+        ),
+        True,
+    ),
+    (
+        (
+            "feded(epochs=1, batch_size=8, server_steps=3, server_batch_size=4) | dkd(steps=2,"
+            " batch_size=14)"
+        ),
+        False,
+    ),
     ("data_sharing(epochs=1, batch_size=7, warmup_steps=3) | dkd(steps=2, batch_size=14)", True),
 ]
 
@@ -513,16 +726,38 @@ def world(seed: int) -> Federation:
         x = torch.randint(0, 256, (count, 1, 4, 4), generator=draw, dtype=torch.uint8)
         return Examples(x, torch.randint(0, 3, (count,), generator=draw))
 
-    return assemble([examples(n) for n in (10, 30, 19, 13)], examples(25), None, transform("", 255.0), examples(PUBLIC))
+    return assemble(
+        [examples(n) for n in (10, 30, 19, 13)],
+        examples(25),
+        None,
+        transform("", 255.0),
+        examples(PUBLIC),
+    )
 
 
 def played(
-    engine: Callable[..., Any], text: str, *, norm: bool, seeds: Sequence[int] = (0,), **options: Any
+    engine: Callable[..., Any],
+    text: str,
+    *,
+    norm: bool,
+    seeds: Sequence[int] = (0,),
+    **options: Any,
 ) -> tuple[list[Any], list[Any]]:
     """Three rounds on an engine: states, and what clients keep."""
     model, method = functional(test_engines.network(norm)), parse(text)
-    starts = [method.start(model, *model.initial(("init", seed)), World(("method", seed), 4, 3, PUBLIC, 3)) for seed in seeds]
-    host = engine(model, [world(seed) for seed in seeds], [memo for _, memo in starts], torch.float64, **options)
+    starts = [
+        method.start(
+            model, *model.initial(("init", seed)), World(("method", seed), 4, 3, PUBLIC, 3)
+        )
+        for seed in seeds
+    ]
+    host = engine(
+        model,
+        [world(seed) for seed in seeds],
+        [memo for _, memo in starts],
+        torch.float64,
+        **options,
+    )
     runs = [Run(at, seed, starts[at][0], has_validation=False) for at, seed in enumerate(seeds)]
     protocol = Protocol.GLOBAL if method.private == {"none"} else Protocol.CLIENT_MEAN
     *_, rows = play(method, model, host, runs, cohort=3, last=3, protocol=protocol)
@@ -542,10 +777,15 @@ def test_every_engine_agrees_with_serial(text: str, norm: bool) -> None:
         found, same = played(engine, text, norm=norm, seeds=(0, 1))
         assert test_engines.apart(expected, found) < 1e-12
         for mine, theirs in zip(rows, same, strict=True):
-            assert all(theirs[key] == pytest.approx(value, abs=1e-10) for key, value in mine.items())
+            assert all(
+                theirs[key] == pytest.approx(value, abs=1e-10) for key, value in mine.items()
+            )
 
 
 @pytest.mark.parametrize("text", [HERE[4][0], HERE[6][0]])
 def test_traced_lessons_at_the_server_agree_with_serial(text: str) -> None:
-    expected, found = played(Serial, text, norm=False)[0], played(Batched, text, norm=False, strategy="traced")[0]
+    expected, found = (
+        played(Serial, text, norm=False)[0],
+        played(Batched, text, norm=False, strategy="traced")[0],
+    )
     assert test_engines.apart(expected, found) < 1e-12

@@ -12,7 +12,9 @@ from feddkd.models.functional import Mode, functional
 from feddkd.models.registry import MODELS
 from feddkd.tensors import stack
 
-WITH_EVERYTHING = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 3))
+WITH_EVERYTHING = nn.Sequential(
+    nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 3)
+)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +33,9 @@ WITH_EVERYTHING = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), n
         ("mlp(hidden='')", (5,), 2, 12),
     ],
 )
-def test_networks_have_the_published_size(text: str, shape: tuple[int, ...], classes: int, parameters: int) -> None:
+def test_networks_have_the_published_size(
+    text: str, shape: tuple[int, ...], classes: int, parameters: int
+) -> None:
     model = functional(MODELS.one(text).build(shape, classes))
     params, buffers = model.initial(("init", 0))
     assert sum(tensor.numel() for tensor in params.values()) == parameters
@@ -71,7 +75,9 @@ def test_training_mode_returns_the_buffers_that_the_module_itself_would_have() -
     model, x = functional(net), torch.randn(7, 4)
     output = model(*model.split(net.state_dict()), x, mode="train")
     assert torch.equal(output.logits, net(x))
-    assert all(torch.equal(output.buffers[name], net.state_dict()[name]) for name in model.buffer_names)
+    assert all(
+        torch.equal(output.buffers[name], net.state_dict()[name]) for name in model.buffer_names
+    )
 
 
 def test_batch_mode_normalises_by_the_batch_without_dropout_and_leaves_buffers_alone() -> None:
@@ -85,7 +91,9 @@ def test_batch_mode_normalises_by_the_batch_without_dropout_and_leaves_buffers_a
     assert all(torch.equal(output.buffers[name], buffers[name]) for name in buffers)
 
 
-def test_features_are_the_input_of_the_last_linear_layer_and_the_head_turns_them_into_logits() -> None:
+def test_features_are_the_input_of_the_last_linear_layer_and_the_head_turns_them_into_logits() -> (
+    None
+):
     net = copy.deepcopy(WITH_EVERYTHING).eval()
     model, x = functional(net), torch.randn(5, 4)
     params, buffers = model.split(net.state_dict())
@@ -140,7 +148,9 @@ def test_many_clients_at_once_under_vmap_compute_what_each_computes_alone() -> N
     params, buffers = stack([p for p, _ in starts]), stack([b for _, b in starts])
     x, keys = torch.randn(3, 8, 4), torch.tensor([5, 6, 7])
 
-    def call(p: dict[str, Tensor], b: dict[str, Tensor], x: Tensor, key: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def call(
+        p: dict[str, Tensor], b: dict[str, Tensor], x: Tensor, key: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         output = model(p, b, x, mode="train", key=key)
         return output.logits, output.buffers
 
@@ -182,7 +192,11 @@ def test_pooling_before_relu_gives_the_bits_of_pooling_after_it(dtype: torch.dty
         seen = x
         for conv in net.get_submodule("convs").children():
             seen = conv(seen)
-            seen = nn.functional.max_pool2d(seen.relu(), 2) if pools_last else nn.functional.max_pool2d(seen, 2).relu()
+            seen = (
+                nn.functional.max_pool2d(seen.relu(), 2)
+                if pools_last
+                else nn.functional.max_pool2d(seen, 2).relu()
+            )
         logits = net.get_submodule("fc2")(net.get_submodule("fc1")(seen.flatten(1)).relu())
         assert pools_last or torch.equal(logits, net(x))
         return nn.functional.cross_entropy(logits, torch.arange(8))

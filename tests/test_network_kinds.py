@@ -44,11 +44,17 @@ def seeded(build: Callable[[], nn.Module]) -> nn.Module:
 def test_frozen_tensors_are_neither_trained_nor_sent_nor_held_by_clients() -> None:
     net, pairs = seeded(frozen_backbone), data(CASES["frozen backbone"])
     pairs = [(x.float(), y) for x, y in pairs]
-    result = simulate(model=net, clients=pairs, test=pairs[0], method=f"{LOCAL} | dkd(steps=2)", rounds=2)
+    result = simulate(
+        model=net, clients=pairs, test=pairs[0], method=f"{LOCAL} | dkd(steps=2)", rounds=2
+    )
     trainable = {name: p for name, p in net.named_parameters() if p.requires_grad}
     persistent = dict(net.named_buffers())
     assert set(result.params) == {*trainable, *persistent}
-    floats = sum(tensor.numel() for tensor in {**trainable, **persistent}.values() if tensor.is_floating_point())
+    floats = sum(
+        tensor.numel()
+        for tensor in {**trainable, **persistent}.values()
+        if tensor.is_floating_point()
+    )
     sent_once = 4 * floats + 8  # and batch norm's counter
     gradients = 4 * sum(tensor.numel() for tensor in trainable.values())
     assert result.history[0]["bytes_up"] == len(pairs) * (sent_once + 2 * gradients)
@@ -61,13 +67,19 @@ def test_tied_weights_are_one_tensor_in_messages_and_two_names_in_the_state_dict
     net, pairs = seeded(TiedLanguage), data(CASES["tied language model"])
     result = simulate(model=net, clients=pairs, test=pairs[0], method=LOCAL)
     assert set(result.params) == {"embed.weight", "mix.weight", "mix.bias"}
-    assert result.history[0]["bytes_up"] == len(pairs) * 4 * sum(p.numel() for p in net.parameters())
+    assert result.history[0]["bytes_up"] == len(pairs) * 4 * sum(
+        p.numel() for p in net.parameters()
+    )
     state = result.state_dict()
     assert torch.equal(state["embed.weight"], state["out.weight"])
     net.load_state_dict(state)
     again = simulate(model=net, clients=pairs, test=pairs[0], method=LOCAL)
-    from_state = simulate(model=seeded(TiedLanguage), clients=pairs, test=pairs[0], method=LOCAL, initial=state)
-    assert all(torch.equal(tensor, from_state.params[name]) for name, tensor in again.params.items())
+    from_state = simulate(
+        model=seeded(TiedLanguage), clients=pairs, test=pairs[0], method=LOCAL, initial=state
+    )
+    assert all(
+        torch.equal(tensor, from_state.params[name]) for name, tensor in again.params.items()
+    )
 
 
 def test_two_values_for_one_tied_tensor_are_refused() -> None:
@@ -85,7 +97,12 @@ def test_all_parameters_frozen_is_an_error() -> None:
 
 @pytest.mark.parametrize("way", ["serial", "vmap", "pool"])
 def test_the_result_loads_into_the_module_whatever_its_tensors_are(way: str) -> None:
-    for name in ("transformer decoder, non-persistent buffers", "shared layers", "spectral norm", "frozen backbone"):
+    for name in (
+        "transformer decoder, non-persistent buffers",
+        "shared layers",
+        "spectral norm",
+        "frozen backbone",
+    ):
         net = seeded(CASES[name].build).double()
         found, _ = run(CASES[name], net, METHODS["fedavg"][0], WAYS[way], rounds=1)
         net.load_state_dict(found, strict=True)
@@ -106,7 +123,10 @@ class Everywhere(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b = nn.Parameter(torch.randn(3, 6)), nn.Parameter(torch.tensor(np.random.randn(3)).float())
+        self.a, self.b = (
+            nn.Parameter(torch.randn(3, 6)),
+            nn.Parameter(torch.tensor(np.random.randn(3)).float()),
+        )
         self.c, self.attend = nn.Parameter(torch.tensor(random.random())), Attention()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -118,7 +138,9 @@ def test_seeds_decide_every_tensor_of_a_network_that_is_built_for_the_run() -> N
     states: list[Any] = [torch.get_rng_state(), repr(np.random.get_state()), random.getstate()]
 
     def first(seed: int) -> dict[str, Tensor]:
-        return simulate(model=build, clients=pairs, test=pairs[0], method="fedavg(lr=1e-30)", seed=seed).params
+        return simulate(
+            model=build, clients=pairs, test=pairs[0], method="fedavg(lr=1e-30)", seed=seed
+        ).params
 
     def build() -> nn.Module:
         net = Everywhere()
@@ -136,18 +158,38 @@ def test_seeds_decide_every_tensor_of_a_network_that_is_built_for_the_run() -> N
 
 def test_weight_files_come_as_a_state_dict_a_module_or_a_file(tmp_path: Path) -> None:
     net, pairs = seeded(TiedLanguage), data(CASES["tied language model"])
-    save_file({name: tensor.clone() for name, tensor in net.state_dict().items()}, tmp_path / "w.safetensors")
-    forms: list[Any] = [net.state_dict(), net, functional(net), tmp_path / "w.safetensors", str(tmp_path / "w.safetensors"),
-                        {**dict(net.named_parameters()), **dict(net.named_buffers())}]  # fmt: skip
-    ends = [simulate(model=lambda: TiedLanguage(), clients=pairs, test=pairs[0], method=LOCAL, initial=form) for form in forms]
+    save_file(
+        {name: tensor.clone() for name, tensor in net.state_dict().items()},
+        tmp_path / "w.safetensors",
+    )
+    forms: list[Any] = [
+        net.state_dict(),
+        net,
+        functional(net),
+        tmp_path / "w.safetensors",
+        str(tmp_path / "w.safetensors"),
+        {**dict(net.named_parameters()), **dict(net.named_buffers())},
+    ]
+    ends = [
+        simulate(
+            model=lambda: TiedLanguage(), clients=pairs, test=pairs[0], method=LOCAL, initial=form
+        )
+        for form in forms
+    ]
     direct = simulate(model=net, clients=pairs, test=pairs[0], method=LOCAL)
-    assert all(torch.equal(end.params[name], tensor) for end in ends for name, tensor in direct.params.items())
+    assert all(
+        torch.equal(end.params[name], tensor)
+        for end in ends
+        for name, tensor in direct.params.items()
+    )
 
 
 def test_frozen_weights_too_come_from_the_initial_state() -> None:
     net, other = seeded(frozen_backbone), frozen_backbone()
     model = functional(other).loaded(net.state_dict())
-    assert all(torch.equal(model.constants[name], net.state_dict()[name]) for name in model.constants)
+    assert all(
+        torch.equal(model.constants[name], net.state_dict()[name]) for name in model.constants
+    )
     assert len(model.constants) == 6
 
 
@@ -156,12 +198,19 @@ def test_frozen_weights_too_come_from_the_initial_state() -> None:
 
 @pytest.fixture
 def attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two networks for experiments on the digits: one with attention, one with a random backbone that is frozen."""
+    """Two networks for experiments on the digits:
+
+    one with attention, one with a random backbone that is frozen.
+    """
 
     def attentive() -> Architecture:
         def build(shape: tuple[int, ...], classes: int) -> nn.Module:
-            return nn.Sequential(nn.Flatten(1, 2), nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), nn.Flatten(),
-                                 nn.Linear(64, classes))  # fmt: skip
+            return nn.Sequential(
+                nn.Flatten(1, 2),
+                nn.TransformerEncoderLayer(8, 2, 8, batch_first=True),
+                nn.Flatten(),
+                nn.Linear(64, classes),
+            )
 
         return Architecture(build)
 
@@ -178,51 +227,77 @@ def attention(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def experiment(**keys: Any) -> Experiment:
-    return Experiment(**{"method": "fedavg(epochs=1)", "clients": 4, "rounds": 2, "model": "attentive", **keys})
+    return Experiment(
+        **{"method": "fedavg(epochs=1)", "clients": 4, "rounds": 2, "model": "attentive", **keys}
+    )
 
 
-def test_two_runs_of_a_network_with_attention_are_the_same_bytes(attention: None, tmp_path: Path) -> None:
+def test_two_runs_of_a_network_with_attention_are_the_same_bytes(
+    attention: None, tmp_path: Path
+) -> None:
     ends: list[tuple[bytes, bytes]] = []
     for out in (tmp_path / "a", tmp_path / "b"):
         torch.manual_seed(len(ends))  # what the generator held before does not matter
         execute([experiment()], out=out, engine="serial")
         (folder,) = out.iterdir()
-        ends.append(((folder / "rounds.jsonl").read_bytes(), (folder / "final.safetensors").read_bytes()))
+        ends.append(
+            ((folder / "rounds.jsonl").read_bytes(), (folder / "final.safetensors").read_bytes())
+        )
     assert ends[0] == ends[1]
 
 
-def test_seeds_that_differ_in_frozen_weights_are_run_one_by_one(attention: None, tmp_path: Path) -> None:
+def test_seeds_that_differ_in_frozen_weights_are_run_one_by_one(
+    attention: None, tmp_path: Path
+) -> None:
     seeds = [experiment(model="random_features", seed=seed) for seed in (0, 1)]
     execute(seeds, out=tmp_path / "together", engine="batched", options={"strategy": "vmap"})
     for one in seeds:
         execute([one], out=tmp_path / "alone", engine="batched", options={"strategy": "vmap"})
     for folder in (tmp_path / "together").iterdir():
-        assert (folder / "rounds.jsonl").read_bytes() == (tmp_path / "alone" / folder.name / "rounds.jsonl").read_bytes()
-    frozen = [load_file(folder / "final.safetensors")["1.weight"] for folder in (tmp_path / "alone").iterdir()]
+        assert (folder / "rounds.jsonl").read_bytes() == (
+            tmp_path / "alone" / folder.name / "rounds.jsonl"
+        ).read_bytes()
+    frozen = [
+        load_file(folder / "final.safetensors")["1.weight"]
+        for folder in (tmp_path / "alone").iterdir()
+    ]
     assert not torch.equal(*frozen)
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["parameters"] == 20 * 10 + 10
     assert len(manifest["constants"]) == 64
 
 
-def test_an_experiment_starts_from_a_file_and_is_known_by_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_experiment_starts_from_a_file_and_is_known_by_its_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     first = Experiment(method="fedavg(epochs=1)", clients=4, rounds=1)
     execute([first], out=tmp_path / "first", engine="serial")
     (folder,) = (tmp_path / "first").iterdir()
     (tmp_path / "w.safetensors").write_bytes((folder / "final.safetensors").read_bytes())
-    second = Experiment(method="fedavg(lr=1e-30, epochs=1)", clients=4, rounds=1, initial="w.safetensors")
+    second = Experiment(
+        method="fedavg(lr=1e-30, epochs=1)", clients=4, rounds=1, initial="w.safetensors"
+    )
     execute([second], out=tmp_path / "second", engine="serial")
     (folder,) = (tmp_path / "second").iterdir()
     before, after = load_file("w.safetensors"), load_file(folder / "final.safetensors")
     assert all(torch.allclose(before[name], after[name], rtol=1e-6) for name in before)
     moved = tmp_path / "elsewhere.safetensors"
     (tmp_path / "w.safetensors").rename(moved)
-    assert Experiment(**{**second.as_dict(), "initial": str(moved)}).digest == second.digest != first.digest
-    assert Experiment(**second.as_dict()).digest == second.digest  # a record is read without the file
+    assert (
+        Experiment(**{**second.as_dict(), "initial": str(moved)}).digest
+        == second.digest
+        != first.digest
+    )
+    # a record is read without the file
+    assert Experiment(**second.as_dict()).digest == second.digest
     moved.write_bytes(b"damaged")
     with pytest.raises(InputError, match="sha256"):
-        execute([Experiment(**{**second.as_dict(), "initial": str(moved)})], out=tmp_path / "third", engine="serial")
+        execute(
+            [Experiment(**{**second.as_dict(), "initial": str(moved)})],
+            out=tmp_path / "third",
+            engine="serial",
+        )
 
 
 # --- private by name
@@ -233,16 +308,38 @@ def test_an_experiment_starts_from_a_file_and_is_known_by_its_content(tmp_path: 
 def test_tensors_kept_by_name_are_each_clients_own(way: str, scaffold: bool) -> None:
     case = CASES["transformer encoder"]
     net = seeded(case.build).double()
-    text = f"{'scaffold' if scaffold else 'fedavg'}(epochs=1, batch_size=4, lr=0.05) | private(names='out.*, place')"
+    text = (
+        f"{'scaffold' if scaffold else 'fedavg'}(epochs=1, batch_size=4, lr=0.05) |"
+        " private(names='out.*, place')"
+    )
     text += " | dkd(steps=2, batch_size=5, lr=0.3)"
-    plain = PlainNetworks(copy.deepcopy(net), data(case), 5, Reads(4, epochs=1), 0.05, distil=2, scaffold=scaffold,
-                          own_names=lambda name: name.startswith("out.") or name == "place")  # fmt: skip
+    plain = PlainNetworks(
+        copy.deepcopy(net),
+        data(case),
+        5,
+        Reads(4, epochs=1),
+        0.05,
+        distil=2,
+        scaffold=scaffold,
+        own_names=lambda name: name.startswith("out.") or name == "place",
+    )
     plain.run(rounds=2, cohort=3)
     pairs = data(case)
-    result = simulate(model=net, clients=pairs, test=pairs[0], method=text, rounds=2, seed=5, dtype=torch.float64,
-                      engine=WAYS[way]["engine"])  # fmt: skip
+    result = simulate(
+        model=net,
+        clients=pairs,
+        test=pairs[0],
+        method=text,
+        rounds=2,
+        seed=5,
+        dtype=torch.float64,
+        engine=WAYS[way]["engine"],
+    )
     assert result.history[-1]["test_client_accuracy"] == pytest.approx(
-        [float((plain.view(k).eval()(pairs[0][0]).argmax(1) == pairs[0][1]).double().mean()) for k in range(3)]
+        [
+            float((plain.view(k).eval()(pairs[0][0]).argmax(1) == pairs[0][1]).double().mean())
+            for k in range(3)
+        ]
     )
     for client in range(3):
         state = result.state_dict(client)
@@ -251,8 +348,12 @@ def test_tensors_kept_by_name_are_each_clients_own(way: str, scaffold: bool) -> 
 
 
 def test_a_result_with_private_tensors_wants_to_know_whose_model_is_meant(tmp_path: Path) -> None:
-    result = simulate(model=nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3)).double(), clients=vectors(), test=vectors()[0],
-                      method=f"{LOCAL} | private(names='1.*')")  # fmt: skip
+    result = simulate(
+        model=nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3)).double(),
+        clients=vectors(),
+        test=vectors()[0],
+        method=f"{LOCAL} | private(names='1.*')",
+    )
     with pytest.raises(InputError, match=r"client=0"):
         result.state_dict()
     with pytest.raises(InputError, match="client 7"):
@@ -264,23 +365,53 @@ def test_a_result_with_private_tensors_wants_to_know_whose_model_is_meant(tmp_pa
 def test_names_that_fit_nothing_and_everything_kept_at_home_are_refused() -> None:
     net, pairs = nn.Linear(5, 3).double(), vectors()
     with pytest.raises(InputError, match=r"'nope\.\*'.*bias, weight"):
-        simulate(model=net, clients=pairs, test=pairs[0], method=f"{LOCAL} | private(names='nope.*')")
+        simulate(
+            model=net, clients=pairs, test=pairs[0], method=f"{LOCAL} | private(names='nope.*')"
+        )
     with pytest.raises(InputError, match="no shared model"):
-        simulate(model=net, clients=pairs, test=pairs[0], method=f"{LOCAL} | private(names='*') | dkd()")
+        simulate(
+            model=net, clients=pairs, test=pairs[0], method=f"{LOCAL} | private(names='*') | dkd()"
+        )
     frozen = nn.Sequential(nn.Linear(5, 5).requires_grad_(False), nn.Linear(5, 3)).double()
     with pytest.raises(InputError, match="never leave"):
-        simulate(model=frozen, clients=pairs, test=pairs[0], method=f"{LOCAL} | private(names='0.*')")
+        simulate(
+            model=frozen, clients=pairs, test=pairs[0], method=f"{LOCAL} | private(names='0.*')"
+        )
     with pytest.raises(InputError, match=r"fedgen.*shared"):
-        simulate(model=net, clients=pairs, test=pairs[0], method="fedgen(epochs=1) | private(names='bias')")
+        simulate(
+            model=net,
+            clients=pairs,
+            test=pairs[0],
+            method="fedgen(epochs=1) | private(names='bias')",
+        )
     with pytest.raises(InputError, match="global"):
-        simulate(model=net, clients=pairs, test=pairs[0], method=f"{LOCAL} | private(names='bias')", evaluation="global")
-    assert str(private(names="a.*") | private(names="b")) == "private(names='a.*') | private(names='b')"
+        simulate(
+            model=net,
+            clients=pairs,
+            test=pairs[0],
+            method=f"{LOCAL} | private(names='bias')",
+            evaluation="global",
+        )
+    assert (
+        str(private(names="a.*") | private(names="b"))
+        == "private(names='a.*') | private(names='b')"
+    )
 
 
 def test_fedma_refuses_tied_layers_and_tensors_that_clients_keep() -> None:
-    net, pairs = nn.Sequential(nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 3)).double(), vectors()
+    net, pairs = (
+        nn.Sequential(
+            nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 3)
+        ).double(),
+        vectors(),
+    )
     with pytest.raises(InputError, match=r"clients keep some tensors: 4\.bias"):
-        simulate(model=net, clients=pairs, test=pairs[0], method="fedma(epochs=1) | private(names='4.bias')")
+        simulate(
+            model=net,
+            clients=pairs,
+            test=pairs[0],
+            method="fedma(epochs=1) | private(names='4.bias')",
+        )
     net[2].weight = net[0].weight
     with pytest.raises(InputError, match=r"share a tensor.*2\.weight"):
         simulate(model=net, clients=pairs, test=pairs[0], method="fedma(epochs=1)")
@@ -288,8 +419,10 @@ def test_fedma_refuses_tied_layers_and_tensors_that_clients_keep() -> None:
 
 def test_simulate_takes_an_evaluation() -> None:
     net, pairs = nn.Linear(5, 3).double(), vectors()
-    rows = [simulate(model=net, clients=pairs, test=pairs[0], method=LOCAL, evaluation=name).history[0]
-            for name in ("global", "client_mean", "client_pooled")]  # fmt: skip
+    rows = [
+        simulate(model=net, clients=pairs, test=pairs[0], method=LOCAL, evaluation=name).history[0]
+        for name in ("global", "client_mean", "client_pooled")
+    ]
     assert ["test_client_accuracy" in row for row in rows] == [False, True, True]
     with pytest.raises(InputError, match="client_mean, client_pooled, global"):
         simulate(model=net, clients=pairs, test=pairs[0], method=LOCAL, evaluation="nope")
@@ -438,36 +571,58 @@ def old_weight_norm() -> nn.Module:
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "lazy": (lambda: nn.Sequential(nn.LazyLinear(3)), r"layer '0' \(LazyLinear\).*call the network once"),
+    "lazy": (
+        lambda: nn.Sequential(nn.LazyLinear(3)),
+        r"layer '0' \(LazyLinear\).*call the network once",
+    ),
     "scripted": (scripted, r"torch\.jit"),
     "on meta": (lambda: nn.Linear(5, 3, device="meta"), r"'weight' is on the meta device"),
-    "wrapped for several GPUs": (lambda: nn.DataParallel(nn.Linear(5, 3)), r"DataParallel.*\.module"),
+    "wrapped for several GPUs": (
+        lambda: nn.DataParallel(nn.Linear(5, 3)),
+        r"DataParallel.*\.module",
+    ),
     "shared memory": (SharesMemory, r"'decode\.weight'.*share their memory|share their memory"),
     "keeps a state": (Keeps, "keeps a state"),
     "draws from numpy": (DrawsFromNumpy, r"random numbers .* cannot follow the seed"),
     "draws by a function without a key": (
-        lambda: nn.Sequential(nn.Linear(5, 5), DrawsUnkeyed(), nn.Linear(5, 3)), r"layer '1' \(DrawsUnkeyed\)"
+        lambda: nn.Sequential(nn.Linear(5, 5), DrawsUnkeyed(), nn.Linear(5, 3)),
+        r"layer '1' \(DrawsUnkeyed\)",
     ),
     "changes a constant": (ChangesAConstant, r"buffer 'seen'"),
     "a tuple": (ReturnsATuple, r"tuple of 2.*output="),
     "a bug of its own": (HasABug, r"division.*test_network_kinds\.py, line \d+"),
     "no module": (lambda: "mlp", r"not str"),
-    "a builder that returns no module": (lambda: (lambda: 3), r"must return a torch\.nn\.Module"),
-    "a builder that fails": (lambda: (lambda: 1 // 0), r"builds the network failed.*test_network_kinds\.py, line \d+"),
+    "a builder that returns no module": (lambda: lambda: 3, r"must return a torch\.nn\.Module"),
+    "a builder that fails": (
+        lambda: lambda: 1 // 0,
+        r"builds the network failed.*test_network_kinds\.py, line \d+",
+    ),
     "a parameter in a list": (Lists, r"'out\.weight' from a list"),
     "a layer in a closure": (Closes, r"'out\.(weight|bias)' from a list, a dict or a function"),
     "changes a parameter": (Clamps, r"changes its parameter 'out\.weight'"),
-    "changes its input": (lambda: nn.Sequential(nn.ReLU(inplace=True), nn.Linear(5, 3)), "changes its input in place"),
+    "changes its input": (
+        lambda: nn.Sequential(nn.ReLU(inplace=True), nn.Linear(5, 3)),
+        "changes its input in place",
+    ),
     "a hook on a tensor": (hooked, r"'weight' has a hook"),
     "checkpointing": (Checkpoints, "gradient of this network.*checkpointing"),
     "a function without setup_context": (Squares, r"gradient of this network.*setup_context"),
-    "a complex buffer": (lambda: with_buffer(torch.ones(5, dtype=torch.complex64)), r"buffer 'seen' is complex"),
-    "logits of whole numbers": (lambda: nn.Sequential(nn.Linear(5, 3), Rounds()), r"logits must be.*torch\.int64"),
+    "a complex buffer": (
+        lambda: with_buffer(torch.ones(5, dtype=torch.complex64)),
+        r"buffer 'seen' is complex",
+    ),
+    "logits of whole numbers": (
+        lambda: nn.Sequential(nn.Linear(5, 3), Rounds()),
+        r"logits must be.*torch\.int64",
+    ),
     "one number for a batch": (Sums, r"logits must be.*of shape \(\)"),
-    "outputs that nothing trains": (lambda: nn.Sequential(nn.Linear(5, 3), Detaches()), "gradient cannot be computed"),
+    "outputs that nothing trains": (
+        lambda: nn.Sequential(nn.Linear(5, 3), Detaches()),
+        "gradient cannot be computed",
+    ),
     "wrong input": (lambda: nn.Linear(7, 3), r"cannot read examples of shape \(5,\)"),
     "too few outputs": (lambda: nn.Linear(5, 2), r"3 logits or more.* returns 2"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.jit
@@ -482,8 +637,16 @@ def test_what_cannot_be_computed_is_refused_by_name(what: str) -> None:
 
 def test_a_class_and_any_other_callable_that_builds_a_network_is_called_under_the_seed() -> None:
     pairs = [(x.float(), y) for x, y in vectors()]
-    forms: list[Any] = [Broken, lambda: Broken(), partial(Broken), type("Maker", (), {"__call__": lambda self: Broken()})()]
-    ends = [simulate(model=form, clients=pairs, test=pairs[0], method=LOCAL, seed=3).params for form in forms]
+    forms: list[Any] = [
+        Broken,
+        lambda: Broken(),
+        partial(Broken),
+        type("Maker", (), {"__call__": lambda self: Broken()})(),
+    ]
+    ends = [
+        simulate(model=form, clients=pairs, test=pairs[0], method=LOCAL, seed=3).params
+        for form in forms
+    ]
     assert all(torch.equal(end["out.weight"], ends[0]["out.weight"]) for end in ends)
 
 
@@ -496,14 +659,18 @@ def test_constants_may_be_complex() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.out = nn.Linear(4, 3)
-            self.register_buffer("turns", torch.polar(torch.ones(2), torch.arange(2.0)), persistent=False)
+            self.register_buffer(
+                "turns", torch.polar(torch.ones(2), torch.arange(2.0)), persistent=False
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             turned = torch.view_as_complex(x[:, :4].contiguous().reshape(-1, 2, 2)) * self.turns
             return self.out(torch.view_as_real(turned).flatten(1))
 
     for dtype in ("float32", "float64"):
-        assert simulate(model=Rotates(), clients=vectors(), test=vectors()[0], method=LOCAL, dtype=dtype).history
+        assert simulate(
+            model=Rotates(), clients=vectors(), test=vectors()[0], method=LOCAL, dtype=dtype
+        ).history
 
 
 def test_the_wrong_initial_state_is_refused_by_name(tmp_path: Path) -> None:
@@ -526,7 +693,9 @@ def test_the_wrong_initial_state_is_refused_by_name(tmp_path: Path) -> None:
     assert "safetensors" in says(tmp_path / "x.safetensors")
 
 
-@pytest.mark.parametrize(("output", "kind"), [("logits", "a dict"), (1, "a tuple"), (lambda found: found[1], "a tuple")])
+@pytest.mark.parametrize(
+    ("output", "kind"), [("logits", "a dict"), (1, "a tuple"), (lambda found: found[1], "a tuple")]
+)
 def test_an_output_can_be_chosen(output: Any, kind: str) -> None:
     net = CASES[kind].build()
     model = functional(net, output=output)
@@ -562,7 +731,9 @@ def test_a_head_that_is_never_called_is_no_head() -> None:
             return self.body(x[:, None]).flatten(1)
 
     with pytest.raises(InputError, match="no linear layer"):
-        simulate(model=Unused().double(), clients=vectors(), test=vectors()[0], method="fedmax(epochs=1)")
+        simulate(
+            model=Unused().double(), clients=vectors(), test=vectors()[0], method="fedmax(epochs=1)"
+        )
 
 
 def test_a_reused_dropout_layer_draws_a_new_mask_at_each_call() -> None:
@@ -577,7 +748,10 @@ def test_two_random_functions_in_one_call_draw_different_numbers() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return F.dropout(F.dropout(x)) + 0 * torch.rand(100)
 
-    kept = functional(Twice())({}, {}, torch.ones(100, 100), mode="train", key=torch.tensor(3)).logits > 0
+    kept = (
+        functional(Twice())({}, {}, torch.ones(100, 100), mode="train", key=torch.tensor(3)).logits
+        > 0
+    )
     assert abs(kept.float().mean().item() - 0.25) < 0.02
 
 
@@ -595,7 +769,9 @@ def test_whole_numbers_are_tokens_and_a_table_of_them_is_told_how_to_come() -> N
 # --- validation of personal models
 
 
-def test_clients_with_tests_of_their_own_are_validated_on_examples_like_these(feddkd: Feddkd) -> None:
+def test_clients_with_tests_of_their_own_are_validated_on_examples_like_these(
+    feddkd: Feddkd,
+) -> None:
     rows = ["kind,a,b,owner"]
     draw_ = np.random.default_rng(0)
     for owner, sign in (("ann", 1), ("bob", -1)):
@@ -615,6 +791,10 @@ method = "fedavg(epochs=4, lr=0.5, batch_size=16) | private(names='*')"
     assert feddkd("run", "own.toml", "--engine", "serial", "--json").status == 0
     (folder,) = Path("runs").iterdir()
     row = json.loads((folder / "rounds.jsonl").read_text().splitlines()[-1])
-    assert row["test_accuracy"] > 0.85  # their labels contradict each other: a shared model is at chance
+    # their labels contradict each other: a shared model is at chance
+    assert row["test_accuracy"] > 0.85
     assert row["validation_accuracy"] > 0.85
-    assert json.loads((folder / "manifest.json").read_text())["canonical"]["client_validation"] == "own"
+    assert (
+        json.loads((folder / "manifest.json").read_text())["canonical"]["client_validation"]
+        == "own"
+    )

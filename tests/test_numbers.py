@@ -1,4 +1,7 @@
-"""Numbers in README and docs: each comes from a committed record, or says that its record was not kept."""
+"""Numbers in README and docs:
+
+each comes from a committed record, or says that its record was not kept.
+"""
 
 import importlib.util
 import io
@@ -20,7 +23,7 @@ from feddkd.papers.definitions import Paper, read
 from feddkd.papers.drawing import digest, drawn_digest
 from feddkd.papers.figures import figures
 from feddkd.papers.report import drawable, page, shown
-from feddkd.papers.results import Run, Runs, recorded
+from feddkd.papers.results import RecordedRun, Runs, recorded
 from feddkd.papers.tables import compare
 from feddkd.reports.tables import table
 from feddkd.rounds.loop import Row
@@ -51,24 +54,41 @@ def test_the_page_of_the_reproduction_is_what_the_records_say(real: Paper, commi
 def test_the_pictures_show_the_records(real: Paper, committed: Runs) -> None:
     for name, figure in figures(real).items():
         panels, path = shown(real, figure, committed), ROOT / "docs" / "pictures" / f"{name}.png"
-        assert drawn_digest(path) == (digest(panels) if drawable(panels) else None), "run `make reproduction`"
+        assert drawn_digest(path) == (digest(panels) if drawable(panels) else None), (
+            "run `make reproduction`"
+        )
 
 
 def test_every_question_that_the_paper_leaves_open_is_on_the_page(real: Paper) -> None:
-    text = (ROOT / "docs" / "decisions.md").read_text(encoding="utf-8").partition("\n## What the methods' own")[0]
-    questions = [line.split(" | ")[0].removeprefix("| ") for line in text.splitlines() if line.startswith("| ")][1:]
+    text = (
+        (ROOT / "docs" / "decisions.md")
+        .read_text(encoding="utf-8")
+        .partition("\n## What the methods' own")[0]
+    )
+    questions = [
+        line.split(" | ")[0].removeprefix("| ")
+        for line in text.splitlines()
+        if line.startswith("| ")
+    ][1:]
     kept = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
     assert len(questions) > 20
     assert [one for one in questions if one not in kept] == []
 
 
 def reproduced(mean: str) -> bool:
-    """Whether a mean and its spread are on the page of the reproduction; a star there is for a note."""
-    return f"| {mean} |" in (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8").replace("* |", " |")
+    """Whether a mean and its spread are on the page of the reproduction; a star there is for a
+    note.
+    """
+    return f"| {mean} |" in (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8").replace(
+        "* |", " |"
+    )
 
 
 def test_means_in_the_papers_readme_are_those_of_the_page() -> None:
-    means = re.findall(r"\d[\d.]* ± [\d.]*\d", (ROOT / "papers" / "feddkd" / "README.md").read_text(encoding="utf-8"))
+    means = re.findall(
+        r"\d[\d.]* ± [\d.]*\d",
+        (ROOT / "papers" / "feddkd" / "README.md").read_text(encoding="utf-8"),
+    )
     assert len(means) > 40
     assert [mean for mean in means if not reproduced(mean)] == []
 
@@ -76,7 +96,7 @@ def test_means_in_the_papers_readme_are_those_of_the_page() -> None:
 # Short runs, made again
 
 
-def as_record(run: Run) -> Record:
+def as_record(run: RecordedRun) -> Record:
     return Record(Path(), dict(run.manifest), run.rounds, [run.seconds])
 
 
@@ -84,21 +104,28 @@ def as_record(run: Run) -> Record:
 def test_short_results_come_out_again_from_their_recorded_command(
     engine: str, tolerance: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Accuracies, costs and cohorts are the recorded ones. So are losses, to 1e-12 on the recorded engine (another processor may
-    round otherwise) and to 1e-9 on another engine."""
+    """Accuracies, costs and cohorts are the recorded ones. So are losses, to 1e-12 on the recorded
+    engine (another processor may round otherwise) and to 1e-9 on another engine.
+    """
     kept = [run for run in recorded(read(SMALL)).values() if run.experiment.rounds == 4]
     (spoken,) = {" ".join(run.manifest["command"]) for run in kept}
     assert "--engine serial" in spoken
     assert len(kept) == 2
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(sys, "argv", spoken.replace("DIR", str(tmp_path)).replace("serial", engine).split())
+    monkeypatch.setattr(
+        sys, "argv", spoken.replace("DIR", str(tmp_path)).replace("serial", engine).split()
+    )
     with pytest.raises(SystemExit) as left:
         main()
     assert not left.value.code
     found = {record.manifest["digest"]: record.history for record in find(tmp_path)}
     for run in kept:
-        assert [told(row) for row in found[run.manifest["digest"]]] == [told(row) for row in run.rounds]
-        assert losses(found[run.manifest["digest"]]) == pytest.approx(losses(run.rounds), rel=tolerance)
+        assert [told(row) for row in found[run.manifest["digest"]]] == [
+            told(row) for row in run.rounds
+        ]
+        assert losses(found[run.manifest["digest"]]) == pytest.approx(
+            losses(run.rounds), rel=tolerance
+        )
 
 
 def told(row: Row) -> Row:
@@ -122,7 +149,9 @@ def test_readme_shows_the_demos_record() -> None:
 
 
 def test_the_table_of_methods_is_what_its_record_says() -> None:
-    spec = importlib.util.spec_from_file_location("methods_page", ROOT / "experiments" / "methods.py")
+    spec = importlib.util.spec_from_file_location(
+        "methods_page", ROOT / "experiments" / "methods.py"
+    )
     assert spec is not None
     assert spec.loader is not None
     script = importlib.util.module_from_spec(spec)
@@ -133,14 +162,16 @@ def test_the_table_of_methods_is_what_its_record_says() -> None:
 
 # Times, and everything else with a unit
 
-WRITTEN = ("reproduction.md", "table.md", "flower-table.md", "federation.md")  # from their records, as other tests see to
+# from their records, as other tests see to
+WRITTEN = ("reproduction.md", "table.md", "flower-table.md", "federation.md")
 PAGES = [
     ROOT / "README.md",
     ROOT / "bench" / "README.md",
     *(path for path in sorted((ROOT / "docs").rglob("*.md")) if path.name not in WRITTEN),
 ]
 MEASURED = re.compile(
-    r"(\d+(?:\.\d+)?) (ms|us|TFLOP/s)(?![\w/])|(\d+\.\d+) (s|x|%|points)(?!\w)|(\d+) (s|min)(?!\w)|(\d+\.\d+ ?± ?\d[\d.]*)"
+    r"(\d+(?:\.\d+)?) (ms|us|TFLOP/s)(?![\w/])|(\d+\.\d+) (s|x|%|points)(?!\w)|(\d+)"
+    r" (s|min)(?!\w)|(\d+\.\d+ ?± ?\d[\d.]*)"
 )
 GIVEN = {"30 s", "600 s"}  # not measured: how long benchmarks repeat, and how long Flower waits
 MARK, NOT_KEPT = "(*)", "not kept"
@@ -153,13 +184,20 @@ def agrees(text: str, value: float) -> bool:
 
 @cache
 def pools() -> dict[str, dict[str, list[float]]]:
-    """What the records of benchmarks hold, by job and unit; "" is of all jobs, of the demo, and of exchanges on Flower."""
+    """What the records of benchmarks hold, by job and unit; "" is of all jobs, of the demo, and of
+    exchanges on Flower.
+    """
     paper = read(SMALL)
     demo = compare(paper, "demo", recorded(paper))
-    means, leads = [cell.ours[0] for cell in demo.cells if cell.ours], [test.difference.mean for _, test in demo.tests]
+    means, leads = (
+        [cell.ours[0] for cell in demo.cells if cell.ours],
+        [test.difference.mean for _, test in demo.tests],
+    )
     flower = json.loads((ROOT / "docs" / "flower-table.json").read_text(encoding="utf-8"))
     exchanges = [flower["plain"], *(one["exchanges"] for one in flower["federations"])]
-    found: dict[str, dict[str, list[float]]] = {"": {"%": means, "points": leads, "s": [*map(statistics.median, exchanges)]}}
+    found: dict[str, dict[str, list[float]]] = {
+        "": {"%": means, "points": leads, "s": [*map(statistics.median, exchanges)]}
+    }
     for file in sorted((ROOT / "bench" / "results").glob("*.json")):
         for job in json.loads(file.read_text(encoding="utf-8"))["jobs"]:
             for name in ("", job["job"]):
@@ -181,18 +219,32 @@ def units(job: dict[str, Any]) -> dict[str, list[float]]:
 
 
 def passages(text: str) -> Iterator[tuple[str, str]]:
-    """(job, passage): paragraphs, and cells of tables, whose job is the first word of their row. Not those under a heading whose
-    first paragraph says that the records were not kept, nor code, nor the aims of a table."""
+    """(job, passage): paragraphs, and cells of tables, whose job is the first word of their row.
+    Not those under a heading whose first paragraph says that the records were not kept, nor code,
+    nor the aims of a table.
+    """
     for section in re.split(r"\n(?=#)", re.sub(r"```.*?```", "", text, flags=re.DOTALL)):
         paragraphs = section.split("\n\n")
         if NOT_KEPT in " ".join(paragraphs[1:2]):
             continue
         for paragraph in paragraphs:
             rows = [line for line in paragraph.splitlines() if line.startswith("|")]
-            aims = [at for at, cell in enumerate(rows[0].split("|")) if cell.strip() in ("aimed at", "figure")] if rows else []
+            aims = (
+                [
+                    at
+                    for at, cell in enumerate(rows[0].split("|"))
+                    if cell.strip() in ("aimed at", "figure")
+                ]
+                if rows
+                else []
+            )
             for row in rows:
                 cells = row.split("|")
-                yield from ((re.split(r"\W*[, ]", cells[1].strip())[0], c) for at, c in enumerate(cells) if at not in aims)
+                yield from (
+                    (re.split(r"\W*[, ]", cells[1].strip())[0], c)
+                    for at, c in enumerate(cells)
+                    if at not in aims
+                )
             if not rows:
                 yield "", paragraph
 
@@ -205,14 +257,22 @@ def test_every_measured_number_is_in_a_record_or_marked(path: Path) -> None:
         for found in MEASURED.finditer(re.sub(r"`[^`]*`", "", passage)):
             number, unit = ([part for part in found.groups() if part] + [""])[:2]
             there = reproduced(number) or any(agrees(number, value) for value in pool.get(unit, []))
-            assert there or MARK in passage or found[0] in GIVEN, f"{found[0]!r} is in no record; mark it {MARK}: {passage}"
+            assert there or MARK in passage or found[0] in GIVEN, (
+                f"{found[0]!r} is in no record; mark it {MARK}: {passage}"
+            )
 
 
 def test_ratios_of_the_benchmarks_are_those_of_the_records() -> None:
     """They have no unit. Where ours is marked, the ratio is of the two times beside it."""
     known = pools()
-    text = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8").partition("\n## Precision")[0]
-    rows = [line.split("|")[1:-1] for line in text.splitlines() if re.match(r"\| [\w-]+, .*\d", line)]
+    text = (
+        (ROOT / "docs" / "performance.md")
+        .read_text(encoding="utf-8")
+        .partition("\n## Precision")[0]
+    )
+    rows = [
+        line.split("|")[1:-1] for line in text.splitlines() if re.match(r"\| [\w-]+, .*\d", line)
+    ]
     assert len(rows) == 9
     for row in rows:
         job, ratio = row[0].split(",")[0].strip(), row[-2].strip()

@@ -313,7 +313,11 @@ assert feddkd.testing.check_method
 def test_an_old_plug_in_runs_and_resumes_through_its_old_imports(old: Feddkd) -> None:
     names = ("plugin-median", "plugin-fedbn")
     words = [f"run plugin/{name}.toml --engine serial --out new/{name}" for name in names]
-    words += ["resume plugin/stopped --engine serial", "report plugin/finished", "methods old_median old_proximal"]
+    words += [
+        "resume plugin/stopped --engine serial",
+        "report plugin/finished",
+        "methods old_median old_proximal",
+    ]
     command = [sys.executable, "-c", PLUGIN, "\n".join(words)]
     found = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr

@@ -1,4 +1,7 @@
-"""Users' own networks: every engine and strategy computes what the module itself does with torch.optim, or refuses by name."""
+"""Users' own networks:
+
+every engine and strategy computes what the module itself does with torch.optim, or refuses by name.
+"""
 
 import copy
 import os
@@ -20,18 +23,33 @@ from playing import job_of, play_job
 SIZES = (11, 15, 16)  # with batches of four two clients end an epoch with three examples
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "fedavg": ("fedavg(epochs=1, batch_size=4, lr=0.05)", {}),
-    "feddkd": ("fedavg(epochs=1, batch_size=4, lr=0.05) | dkd(steps=2, batch_size=5, lr=0.3)", {"distil": 2}),
-    "scaffold | dkd": (
-        "scaffold(epochs=1, batch_size=4, lr=0.05) | dkd(steps=2, batch_size=5, lr=0.3)", {"distil": 2, "scaffold": True},
+    "feddkd": (
+        "fedavg(epochs=1, batch_size=4, lr=0.05) | dkd(steps=2, batch_size=5, lr=0.3)",
+        {"distil": 2},
     ),
-}  # fmt: skip
+    "scaffold | dkd": (
+        "scaffold(epochs=1, batch_size=4, lr=0.05) | dkd(steps=2, batch_size=5, lr=0.3)",
+        {"distil": 2, "scaffold": True},
+    ),
+}
 WAYS: dict[str, dict[str, Any]] = {
     "serial": {"engine": "serial"},
-    **{name: {"engine": "batched", "options": {"strategy": name}} for name in ("vmap", "loop", "traced")},
-    **({"pool": {"engine": "pool", "options": {"workers": 2}}} if hasattr(os, "memfd_create") else {}),
+    **{
+        name: {"engine": "batched", "options": {"strategy": name}}
+        for name in ("vmap", "loop", "traced")
+    },
+    **(
+        {"pool": {"engine": "pool", "options": {"workers": 2}}}
+        if hasattr(os, "memfd_create")
+        else {}
+    ),
 }
 ON_CUDA: dict[str, dict[str, Any]] = {
-    f"cuda {name}": {"engine": "batched", "device": "cuda", "options": {"strategy": name, "precision": "fp32"}}
+    f"cuda {name}": {
+        "engine": "batched",
+        "device": "cuda",
+        "options": {"strategy": name, "precision": "fp32"},
+    }
     for name in ("loop", "vmap", "graph", "streams", "fused", "fused-streams", "kernels")
 }
 COMPILED = {
@@ -52,7 +70,10 @@ def network(case: Case) -> nn.Module:
 def data(case: Case) -> list[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(4)
     classes = WORDS if case.build is CASES["tied language model"].build else CLASSES
-    return [(draw(case.examples, n, generator), torch.randint(0, classes, (n,), generator=generator)) for n in SIZES]
+    return [
+        (draw(case.examples, n, generator), torch.randint(0, classes, (n,), generator=generator))
+        for n in SIZES
+    ]
 
 
 def run(
@@ -61,7 +82,9 @@ def run(
     """The final state_dict of a run with cohorts of two of three clients, and the last row."""
     model, pairs = functional(net, output=case.output), data(case)
     everything = torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
-    federation = assemble([Examples(*pair) for pair in pairs], Examples(*everything), None, transform(""))
+    federation = assemble(
+        [Examples(*pair) for pair in pairs], Examples(*everything), None, transform("")
+    )
     job = job_of(model, text, [federation], [model.start()], [seed], rounds=rounds, cohort=2)
     runs, rows = play_job(job, way["engine"], way.get("device", "cpu"), **way.get("options", {}))
     if runs[0].error is not None:
@@ -74,7 +97,9 @@ def check(case: Case, way: str, method: str, tolerance: float = 1e-10) -> None:
     net = network(case)
     before = {key: tensor.clone() for key, tensor in net.state_dict().items()}
     found, row = run(case, net, text, (WAYS | ON_CUDA)[way])
-    plain = PlainNetworks(copy.deepcopy(net), data(case), 5, Reads(4, epochs=1), 0.05, logits=case.logits, **options)
+    plain = PlainNetworks(
+        copy.deepcopy(net), data(case), 5, Reads(4, epochs=1), 0.05, logits=case.logits, **options
+    )
     plain.run(rounds=2, cohort=2)
     expected = plain.net.state_dict()
     assert list(found) == list(expected)
@@ -88,13 +113,20 @@ def check(case: Case, way: str, method: str, tolerance: float = 1e-10) -> None:
         assert row == row_again
 
 
-QUICK = [(way, method) for way in WAYS for method in METHODS if way in ("serial", "vmap") or method == "feddkd"]
+QUICK = [
+    (way, method)
+    for way in WAYS
+    for method in METHODS
+    if way in ("serial", "vmap") or method == "feddkd"
+]
 THOROUGH = [(way, method) for way in WAYS for method in METHODS if (way, method) not in QUICK]
 
 
 @pytest.mark.parametrize(("way", "method"), QUICK)
 @pytest.mark.parametrize("name", CASES)
-def test_a_users_network_computes_what_it_would_with_torch_optim(name: str, way: str, method: str) -> None:
+def test_a_users_network_computes_what_it_would_with_torch_optim(
+    name: str, way: str, method: str
+) -> None:
     check(CASES[name], way, method)
 
 

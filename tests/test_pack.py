@@ -11,7 +11,15 @@ from feddkd import Experiment, InputError
 from feddkd.data.sources.packed import PIECE, pack, unpack, used
 from feddkd.runs.prepare import prepare
 
-E = Experiment(method="fedavg(epochs=1)", data="digits", training=0.2, validation=0.1, clients=4, partition="iid()", rounds=1)
+E = Experiment(
+    method="fedavg(epochs=1)",
+    data="digits",
+    training=0.2,
+    validation=0.1,
+    clients=4,
+    partition="iid()",
+    rounds=1,
+)
 
 
 def packed(folder: Path, *experiments: Experiment, piece: int = PIECE) -> list[Path]:
@@ -37,7 +45,9 @@ def test_what_nobody_reads_is_left_out(tmp_path: Path) -> None:
     data = prepare(E, tmp_path).data
     assert data.held is not None
     assert len(data.held[0]) == pytest.approx(0.3 * len(data.train), rel=0.02)
-    assert not data.train.x[torch.from_numpy(np.setdiff1d(np.arange(len(data.train)), data.held[0]))].any()
+    assert not data.train.x[
+        torch.from_numpy(np.setdiff1d(np.arange(len(data.train)), data.held[0]))
+    ].any()
 
 
 def test_an_experiment_that_reads_more_is_refused(tmp_path: Path) -> None:
@@ -79,6 +89,11 @@ def test_other_json_files_and_other_sources_are_not_taken_for_it(tmp_path: Path)
     packed(tmp_path, E)
     (tmp_path / "a.json").write_text("[1, 2]")
     (tmp_path / "b.json").write_text("not json")
-    assert unpack(Experiment(method="fedavg()", data="generated_digits(train=20)").parsed_data, tmp_path) is None
+    assert (
+        unpack(
+            Experiment(method="fedavg()", data="generated_digits(train=20)").parsed_data, tmp_path
+        )
+        is None
+    )
     assert unpack(E.parsed_data, None) is None
     assert unpack(E.parsed_data, tmp_path / "nowhere") is None

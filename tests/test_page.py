@@ -1,4 +1,7 @@
-"""The page of a report, as it is written: what it says follows from the records, and it needs nothing else."""
+"""The page of a report, as it is written:
+
+what it says follows from the records, and it needs nothing else.
+"""
 
 import json
 import math
@@ -32,7 +35,21 @@ from made_up import make
 from playing import job_of
 from small import clients, federation
 
-VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"}
+VOID = {
+    "area",
+    "base",
+    "br",
+    "col",
+    "embed",
+    "hr",
+    "img",
+    "input",
+    "link",
+    "meta",
+    "source",
+    "track",
+    "wbr",
+}
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +91,12 @@ def altered(record: Record, **experiment: Any) -> Record:
 
 
 def test_a_run_keeps_who_holds_what_and_what_its_final_model_confuses(tmp_path: Path) -> None:
-    keys = {"partition": "classes(per_client=2)", "model": "mlp(hidden='8')", "clients": 5, "rounds": 2}
+    keys = {
+        "partition": "classes(per_client=2)",
+        "model": "mlp(hidden='8')",
+        "clients": 5,
+        "rounds": 2,
+    }
     experiment = Experiment(method="fedavg(epochs=1) | dkd(steps=1)", **keys)  # type: ignore[arg-type]
     execute([experiment], out=tmp_path, engine="serial")
     (record,) = find(tmp_path)
@@ -99,9 +121,18 @@ def test_models_with_private_layers_are_counted_with_the_layers_of_each_client(e
     model, data = functional(net), federation(clients())
     start = model.split(net.state_dict())
     job = job_of(
-        model, "fedbn(epochs=1, batch_size=8)", [data], [start], [0], rounds=2, cohort=2, protocol=Protocol.CLIENT_POOLED
+        model,
+        "fedbn(epochs=1, batch_size=8)",
+        [data],
+        [start],
+        [0],
+        rounds=2,
+        cohort=2,
+        protocol=Protocol.CLIENT_POOLED,
     )
-    with Simulation(job, engine, options={"strategy": "vmap"} if engine == "batched" else {}) as simulation:
+    with Simulation(
+        job, engine, options={"strategy": "vmap"} if engine == "batched" else {}
+    ) as simulation:
         *_, last = simulation.rounds()
         found = simulation.confusions()
     counts = np.array(found[0])
@@ -114,22 +145,32 @@ def test_models_with_private_layers_are_counted_with_the_layers_of_each_client(e
 
 def test_a_band_is_mean_and_deviation_as_far_as_all_seeds_have_come(made: Path) -> None:
     group = [record for record in find(made) if record.label == "fedavg(lr=0.3) | dkd()"]
-    short = [Record(group[0].folder, group[0].manifest, group[0].history[:5], group[0].timings), *group[1:]]
+    short = [
+        Record(group[0].folder, group[0].manifest, group[0].history[:5], group[0].timings),
+        *group[1:],
+    ]
     found, x = band(short, accuracy), spent(short)
     assert found is not None
-    values = np.array([[100 * record.history[t]["test_accuracy"] for record in short] for t in range(5)])
+    values = np.array(
+        [[100 * record.history[t]["test_accuracy"] for record in short] for t in range(5)]
+    )
     assert found.mean == pytest.approx(values.mean(1))
     assert found.std == pytest.approx(values.std(1))
     assert x["communications"].tolist() == [11, 22, 33, 44, 55]
     assert x["seconds"] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
 
 
-def test_the_gain_of_dkd_is_there_only_where_there_is_dkd_and_has_holes_where_it_rested(made: Path) -> None:
+def test_the_gain_of_dkd_is_there_only_where_there_is_dkd_and_has_holes_where_it_rested(
+    made: Path,
+) -> None:
     records = find(made)
     plain = [record for record in records if record.label == "fedavg(lr=0.3)"]
     assert band(plain, gain) is None
     record = next(record for record in records if "dkd" in record.label)
-    rested = [{key: v for key, v in record.history[0].items() if key != "average_test_accuracy"}, *record.history[1:]]
+    rested = [
+        {key: v for key, v in record.history[0].items() if key != "average_test_accuracy"},
+        *record.history[1:],
+    ]
     found = band([Record(record.folder, record.manifest, rested, record.timings)], gain)
     assert found is not None
     assert math.isnan(found.mean[0])
@@ -146,9 +187,13 @@ def test_heterogeneity_of_clients_that_are_alike_and_of_clients_that_share_nothi
 
 
 @given(
-    st.lists(st.lists(st.integers(0, 50), min_size=3, max_size=3), min_size=1, max_size=6).filter(lambda rows: np.sum(rows) > 0)
+    st.lists(st.lists(st.integers(0, 50), min_size=3, max_size=3), min_size=1, max_size=6).filter(
+        lambda rows: np.sum(rows) > 0
+    )
 )
-def test_distances_lie_between_nothing_and_one_also_with_clients_that_hold_nothing(counts: list[list[int]]) -> None:
+def test_distances_lie_between_nothing_and_one_also_with_clients_that_hold_nothing(
+    counts: list[list[int]],
+) -> None:
     found = heterogeneity(counts)
     assert all(-1e-12 <= found[name] <= 1 + 1e-12 for name in ("total variation", "Jensen-Shannon"))
 
@@ -156,13 +201,17 @@ def test_distances_lie_between_nothing_and_one_also_with_clients_that_hold_nothi
 # --- the story
 
 
-def test_the_most_accurate_method_wins_and_the_paired_test_says_whether_by_chance(made: Path) -> None:
+def test_the_most_accurate_method_wins_and_the_paired_test_says_whether_by_chance(
+    made: Path,
+) -> None:
     records = ranked(find(made))
     (verdict,) = verdicts(records)
     means: dict[str, dict[int, float]] = {}
     for record in records:
         best = max(record.history, key=lambda row: row["validation_accuracy"])
-        means.setdefault(record.label, {})[record.manifest["canonical"]["seed"]] = 100 * best["test_accuracy"]
+        means.setdefault(record.label, {})[record.manifest["canonical"]["seed"]] = (
+            100 * best["test_accuracy"]
+        )
     first, second = sorted(means, key=lambda label: -np.mean(list(means[label].values())))[:2]
     test = paired(means[first], means[second])
     assert test is not None
@@ -175,14 +224,25 @@ def test_the_most_accurate_method_wins_and_the_paired_test_says_whether_by_chanc
 
 
 def test_with_too_few_seeds_nothing_is_called_significant(made: Path) -> None:
-    (verdict,) = verdicts([record for record in find(made) if record.manifest["canonical"]["seed"] < 2])
+    (verdict,) = verdicts(
+        [record for record in find(made) if record.manifest["canonical"]["seed"] < 2]
+    )
     assert verdict.certainty.startswith("Too few seeds")
 
 
 def test_runs_of_different_tasks_are_not_held_against_each_other(made: Path) -> None:
     records = find(made)
     other = [
-        Record(r.folder, {**r.manifest, "canonical": {**r.manifest["canonical"], "clients": 7}, "family": r.label}, r.history, [])
+        Record(
+            r.folder,
+            {
+                **r.manifest,
+                "canonical": {**r.manifest["canonical"], "clients": 7},
+                "family": r.label,
+            },
+            r.history,
+            [],
+        )
         for r in records
     ]
     found = verdicts([*records, *other])
@@ -209,7 +269,9 @@ def test_the_page_needs_nothing_but_itself(made: Path) -> None:
 
 def test_what_comes_out_of_a_record_cannot_become_part_of_the_page(made: Path) -> None:
     evil = '</script><script>document.title="caught"</script><img src=x onerror=alert(1)>'
-    records = [altered(record, name=evil) if "steps=5" in record.label else record for record in find(made)]
+    records = [
+        altered(record, name=evil) if "steps=5" in record.label else record for record in find(made)
+    ]
     page, plain = html(records), html(find(made))
     assert [tag for tag, _ in Elements(page).found] == [tag for tag, _ in Elements(plain).found]
     assert evil in [method["label"] for method in shown(page)["methods"]]
@@ -228,10 +290,18 @@ def test_older_records_make_a_page_all_the_same(tmp_path: Path) -> None:
     (record,) = find(tmp_path)
     for name in ("partition.json", "confusion.json", "timings.jsonl"):
         (record.folder / name).unlink()
-    rows = [{k: v for k, v in row.items() if k not in ("diagnostics", "test_client_accuracy")} for row in record.history]
+    rows = [
+        {k: v for k, v in row.items() if k not in ("diagnostics", "test_client_accuracy")}
+        for row in record.history
+    ]
     (record.folder / "rounds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = shown(html(find(tmp_path)))
-    assert (found["partitions"], found["confusions"], found["clients"], found["theory"]) == ([], [], [], {})
+    assert (found["partitions"], found["confusions"], found["clients"], found["theory"]) == (
+        [],
+        [],
+        [],
+        {},
+    )
     assert list(found["axes"]) == ["round", "communications", "local_steps", "megabytes"]
 
 
@@ -245,7 +315,11 @@ def test_damaged_counts_are_complained_of_by_name(tmp_path: Path) -> None:
 
 def test_the_page_tells_how_it_was_made(made: Path) -> None:
     page, record = html(find(made)), find(made)[0]
-    for text in (record.manifest["digest"][:12], record.manifest["versions"]["torch"], record.folder.name):
+    for text in (
+        record.manifest["digest"][:12],
+        record.manifest["versions"]["torch"],
+        record.folder.name,
+    ):
         assert text in page
     assert re.search(r"<pre[^>]*>feddkd", page)
 
@@ -259,5 +333,9 @@ def test_pictures_of_clients_leave_rounds_out_rather_than_grow_without_bound(mad
     record = next(record for record in find(made) if "dkd" in record.label)
     long = Record(record.folder, record.manifest, record.history * 100, record.timings)
     (picture,) = figures([long])["clients"]
-    assert all(len(row) == len(picture["rounds"]) <= 100 for table in picture["tables"].values() for row in table)
+    assert all(
+        len(row) == len(picture["rounds"]) <= 100
+        for table in picture["tables"].values()
+        for row in table
+    )
     assert folder_name(record.experiment) == record.folder.name

@@ -20,11 +20,11 @@ from feddkd.cli.app import main
 from feddkd.engines.select import find_device
 from feddkd.errors import InputError
 from feddkd.experiment import Experiment, load
-from feddkd.papers.compare import AT, Cell, Reading, cells, orders
-from feddkd.papers.definitions import Paper, Place, Printed, Quantity, read
+from feddkd.papers.compare import AT, Cell, RunValues, cells, orders
+from feddkd.papers.definitions import Paper, Printed, PrintedCell, Quantity, read
 from feddkd.papers.figures import Panel, curves, figures, missing
 from feddkd.papers.report import page
-from feddkd.papers.results import Run, Runs, collect, recorded, strangers
+from feddkd.papers.results import RecordedRun, Runs, collect, recorded, strangers
 from feddkd.papers.status import progress
 from feddkd.papers.tables import FORMATS, Comparison, as_json, compare
 from feddkd.reports.statistics import apart, paired, spread
@@ -84,26 +84,43 @@ def paper(tmp_path: Path) -> Paper:
     return read(tmp_path / "papers")
 
 
-def made(experiment: Experiment, accuracies: list[float], seconds: float = 1.0) -> Run:
+def made(experiment: Experiment, accuracies: list[float], seconds: float = 1.0) -> RecordedRun:
     """A run that had these test accuracies, and the same on the validation set."""
     manifest = describe(experiment, engine="serial", device=find_device("cpu"))
     rows = [
-        {"round": t, "test_accuracy": a, "validation_accuracy": a, "communications": 2 * t, "local_steps": 5.0 * t}
+        {
+            "round": t,
+            "test_accuracy": a,
+            "validation_accuracy": a,
+            "communications": 2 * t,
+            "local_steps": 5.0 * t,
+        }
         for t, a in enumerate(accuracies, 1)
     ]
-    return Run(manifest, seconds, rows)
+    return RecordedRun(manifest, seconds, rows)
 
 
-def runs_of(paper: Paper, method: str, accuracies: list[list[float]], setting: str = "c=0.5") -> Runs:
+def runs_of(
+    paper: Paper, method: str, accuracies: list[list[float]], setting: str = "c=0.5"
+) -> Runs:
     behind = paper.behind(paper.table("tiny"), setting, method)
     return {one.digest: made(one, values) for one, values in zip(behind, accuracies, strict=False)}
 
 
 def cell(paper: Paper, runs: Runs, method: str, quantity: str = "accuracy") -> Cell:
-    return next(one for one in cells(paper, paper.table("tiny"), runs) if one.place == Place("tiny", method, "c=0.5", quantity))
+    return next(
+        one
+        for one in cells(paper, paper.table("tiny"), runs)
+        if one.place == PrintedCell("tiny", method, "c=0.5", quantity)
+    )
 
 
-def call(*arguments: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, status: int = 0) -> str:
+def call(
+    *arguments: Any,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    status: int = 0,
+) -> str:
     monkeypatch.setattr(sys, "argv", ["feddkd", "paper", *map(str, arguments)])
     with pytest.raises(SystemExit) as left:
         main()
@@ -117,11 +134,16 @@ def call(*arguments: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
 
 def test_every_cell_of_the_papers_result_tables_is_there() -> None:
     counts = Counter(place.table for place in read(PAPER).printed)
-    # methods x E x c x quantities; methods x quantities for CIFAR; methods x alphas; methods x (best, final)
+    # methods x E x c x quantities; methods x quantities for CIFAR; methods x alphas; methods x
+    # (best, final)
     assert counts == {
-        "femnist-target": 5 * 2 * 3 * 3, "femnist-accuracy": 7 * 2 * 3 * 2,
-        "cifar10": 4 * 7, "cifar100": 4 * 7, "emnist": 5 * 2, "digits": 5 * 2,
-    }  # fmt: skip
+        "femnist-target": 5 * 2 * 3 * 3,
+        "femnist-accuracy": 7 * 2 * 3 * 2,
+        "cifar10": 4 * 7,
+        "cifar100": 4 * 7,
+        "emnist": 5 * 2,
+        "digits": 5 * 2,
+    }
 
 
 def test_every_printed_cell_has_runs_behind_it() -> None:
@@ -138,13 +160,21 @@ def test_every_printed_cell_has_runs_behind_it() -> None:
 def test_a_cells_runs_differ_in_their_seed_alone_and_no_two_rows_share_them() -> None:
     real = read(PAPER)
     for table in real.tables.values():
-        firsts = [one for setting in table.settings for method in table.whole for one in real.behind(table, setting, method)[:1]]
-        families = Counter((one.family, one.split_seed) for one in firsts)  # a table may compare splits
+        firsts = [
+            one
+            for setting in table.settings
+            for method in table.whole
+            for one in real.behind(table, setting, method)[:1]
+        ]
+        # a table may compare splits
+        families = Counter((one.family, one.split_seed) for one in firsts)
         assert set(families.values()) == {1}
 
 
 @pytest.mark.parametrize(("table", "factor"), [("femnist-target", 11), ("cifar10", 4)])
-def test_printed_communications_are_rounds_times_one_and_the_dkd_steps(table: str, factor: int) -> None:
+def test_printed_communications_are_rounds_times_one_and_the_dkd_steps(
+    table: str, factor: int
+) -> None:
     printed = read(PAPER).printed
     for place, comm in printed.items():
         if place.table == table and place.quantity == "comm_to_target":
@@ -158,13 +188,15 @@ def test_printed_steps_on_femnist_are_49_batches_an_epoch_and_the_dkd_steps() ->
     for place, steps in printed.items():
         if place.table == "femnist-target" and place.quantity == "steps_to_target":
             rounds = float(printed[place._replace(quantity="rounds_to_target")].mean)
-            a_round = 49 * int(place.setting.split("E=")[1]) + 10 * place.method.startswith("FedDKD")
+            a_round = 49 * int(place.setting.split("E=")[1]) + 10 * place.method.startswith(
+                "FedDKD"
+            )
             assert abs(float(steps.mean) - rounds * a_round / 1000) <= 0.5 + 0.5 * a_round / 1000
 
 
 def test_the_known_slips_are_noted_and_are_slips() -> None:
     printed = read(PAPER).printed
-    comm = printed[Place("cifar100", "FedDKD", "alpha=0.1", "comm_to_target")]
+    comm = printed[PrintedCell("cifar100", "FedDKD", "alpha=0.1", "comm_to_target")]
     assert comm.note
     assert float(comm.mean) == pytest.approx(3 * 81, abs=1.5)
     assert abs(float(comm.mean) - (30 + 4 * 51)) > 2.5
@@ -179,7 +211,12 @@ def test_the_known_slips_are_noted_and_are_slips() -> None:
 
 def test_cifars_settings_are_those_of_the_paper() -> None:
     ten, hundred = (load(PAPER / f"cifar{n}.toml")[0] for n in (10, 100))
-    assert (ten.clients, ten.rounds, ten.target, ten.partition) == (16, 350, 0.74, "dirichlet(alpha=0.1)")
+    assert (ten.clients, ten.rounds, ten.target, ten.partition) == (
+        16,
+        350,
+        0.74,
+        "dirichlet(alpha=0.1)",
+    )
     assert (hundred.target, dict(hundred.parsed_method.calls[1].complete)["warmup"]) == (0.514, 30)
 
 
@@ -187,7 +224,10 @@ def test_cifars_settings_are_those_of_the_paper() -> None:
 
 
 def test_accuracy_is_taken_at_the_best_validation_round_the_earliest_of_equals() -> None:
-    rows = [{"round": t, "validation_accuracy": v, "test_accuracy": a} for t, (v, a) in enumerate([(1, 7), (2, 5), (2, 9)], 1)]
+    rows = [
+        {"round": t, "validation_accuracy": v, "test_accuracy": a}
+        for t, (v, a) in enumerate([(1, 7), (2, 5), (2, 9)], 1)
+    ]
     assert [row["test_accuracy"] for row in AT["best_validation"](rows, None)] == [5]
     assert [row["round"] for row in AT["best"](rows, None)] == [3]
     assert [row["round"] for row in AT["last"](rows, None)] == [3]
@@ -200,13 +240,26 @@ def test_accuracy_is_taken_at_the_best_validation_round_the_earliest_of_equals()
     ("ours", "better", "verdict"),
     [
         (61.04, "higher", "within the printed spread"),  # 60.0 may have been 60.04
-        (61.1, "higher", "better"), (58.9, "higher", "worse"), (61.1, "lower", "worse"), (58.9, "lower", "better"),
-        (61.1, "neither", "above"), (58.9, "neither", "below"),
+        (61.1, "higher", "better"),
+        (58.9, "higher", "worse"),
+        (61.1, "lower", "worse"),
+        (58.9, "lower", "better"),
+        (61.1, "neither", "above"),
+        (58.9, "neither", "below"),
     ],
-)  # fmt: skip
-def test_a_whole_cell_is_within_the_printed_spread_or_better_or_worse(ours: float, better: str, verdict: str) -> None:
-    place = Place("t", "m", "s", "q")
-    one = Cell(place, Quantity("best", "x", better=better), Printed("60.0", "1.0"), [Reading(0, [ours], 4, True)], 1, 4)
+)
+def test_a_whole_cell_is_within_the_printed_spread_or_better_or_worse(
+    ours: float, better: str, verdict: str
+) -> None:
+    place = PrintedCell("t", "m", "s", "q")
+    one = Cell(
+        place,
+        Quantity("best", "x", better=better),
+        Printed("60.0", "1.0"),
+        [RunValues(0, [ours], 4, True)],
+        1,
+        4,
+    )
     assert one.verdict == verdict
     assert replace(one, runs_wanted=2).verdict == "partial"
     assert replace(one, runs_wanted=2).tendency == verdict
@@ -215,25 +268,41 @@ def test_a_whole_cell_is_within_the_printed_spread_or_better_or_worse(ours: floa
 
 
 def test_means_are_over_seeds_with_the_population_deviation(paper: Paper) -> None:
-    one = cell(paper, runs_of(paper, "FedAvg", [[0.1, 0.6, 0.6, 0.5], [0.1, 0.2, 0.3, 0.62]]), "FedAvg")
+    one = cell(
+        paper, runs_of(paper, "FedAvg", [[0.1, 0.6, 0.6, 0.5], [0.1, 0.2, 0.3, 0.62]]), "FedAvg"
+    )
     assert one.ours == pytest.approx((61.0, 1.0))
     assert one.difference == pytest.approx(1.0)
-    assert (one.rounds, one.rounds_wanted, one.runs_wanted, one.verdict) == (8, 8, 2, "within the printed spread")
+    assert (one.rounds, one.rounds_wanted, one.runs_wanted, one.verdict) == (
+        8,
+        8,
+        2,
+        "within the printed spread",
+    )
 
 
-def test_runs_cut_short_are_partial_but_a_prefix_and_a_target_once_reached_are_final(paper: Paper) -> None:
+def test_runs_cut_short_are_partial_but_a_prefix_and_a_target_once_reached_are_final(
+    paper: Paper,
+) -> None:
     runs = runs_of(paper, "FedDKD", [[0.4, 0.7], [0.6, 0.7, 0.8]])
     assert cell(paper, runs, "FedDKD").verdict == "partial"
     assert cell(paper, runs, "FedDKD@2").verdict == "not printed"
     assert cell(paper, runs, "FedDKD@2").rounds_wanted == 4
     reached = cell(paper, runs, "FedDKD", "rounds_to_target")
     assert (reached.values, reached.verdict) == ([2, 1], "within the printed spread")
-    assert cell(paper, runs_of(paper, "FedDKD", [[0.4, 0.4]]), "FedDKD", "rounds_to_target").verdict == "partial"
+    assert (
+        cell(paper, runs_of(paper, "FedDKD", [[0.4, 0.4]]), "FedDKD", "rounds_to_target").verdict
+        == "partial"
+    )
 
 
 def test_a_run_that_is_behind_others_of_its_cell_waits_until_it_has_caught_up(paper: Paper) -> None:
     one = cell(paper, runs_of(paper, "FedDKD", [[0.4, 0.5], [0.6, 0.7, 0.8]]), "FedDKD")
-    assert ([reading.seed for reading in one.readings], one.rounds, one.verdict) == ([1], 3, "partial")
+    assert ([reading.seed for reading in one.readings], one.rounds, one.verdict) == (
+        [1],
+        3,
+        "partial",
+    )
     whole = cell(paper, runs_of(paper, "FedDKD", [[0.4] * 3, [0.7] * 4]), "FedDKD")
     assert ([reading.seed for reading in whole.readings], whole.verdict) == ([1], "partial")
 
@@ -241,8 +310,15 @@ def test_a_run_that_is_behind_others_of_its_cell_waits_until_it_has_caught_up(pa
 def test_a_run_that_broke_off_is_final_and_is_not_run_again(paper: Paper) -> None:
     runs = runs_of(paper, "FedDKD", [[0.4, 0.5], [0.7] * 4])
     broken, *_ = runs
-    assert [one.digest for one in missing(paper.table("tiny"), [run.experiment for run in runs.values()], runs, None)] == [broken]
-    runs[broken] = replace(runs[broken], manifest={**runs[broken].manifest, "ended": "no finite numbers"})
+    assert [
+        one.digest
+        for one in missing(
+            paper.table("tiny"), [run.experiment for run in runs.values()], runs, None
+        )
+    ] == [broken]
+    runs[broken] = replace(
+        runs[broken], manifest={**runs[broken].manifest, "ended": "no finite numbers"}
+    )
     assert missing(paper.table("tiny"), [run.experiment for run in runs.values()], runs, None) == []
     one = cell(paper, runs, "FedDKD")
     assert (one.complete, one.broke_off, one.values) == (True, 1, [50.0, 70.0])
@@ -252,38 +328,61 @@ def test_a_run_that_broke_off_is_final_and_is_not_run_again(paper: Paper) -> Non
     assert (done.runs_done, done.rounds_done) == (2, 6)
 
 
-def test_a_whole_cell_says_how_likely_it_lies_so_far_from_the_printed_one_by_chance(paper: Paper) -> None:
-    runs = runs_of(paper, "FedDKD", [[0.7] * 4, [0.74] * 4]) | runs_of(paper, "FedAvg", [[0.6] * 4, [0.61] * 4])
+def test_a_whole_cell_says_how_likely_it_lies_so_far_from_the_printed_one_by_chance(
+    paper: Paper,
+) -> None:
+    runs = runs_of(paper, "FedDKD", [[0.7] * 4, [0.74] * 4]) | runs_of(
+        paper, "FedAvg", [[0.6] * 4, [0.61] * 4]
+    )
     found = compare(paper, "tiny", runs)
     one = cell(paper, runs, "FedDKD")
     assert one.chance == apart([70.0, 74.0], 70.0, 1.0, 2)
     assert f"{one.chance:.2g}" in FORMATS["text"](found)
-    assert next(told["p"] for told in as_json(found)["cells"] if told["ours"] == {"mean": 72.0, "std": 2.0}) == one.chance
+    assert (
+        next(
+            told["p"]
+            for told in as_json(found)["cells"]
+            if told["ours"] == {"mean": 72.0, "std": 2.0}
+        )
+        == one.chance
+    )
     assert cell(paper, runs, "FedAvg").chance is None  # it is not known how many runs were printed
     assert cell(paper, runs, "FedDKD@2").chance is None  # nothing was printed
     assert replace(one, runs_wanted=3).chance is None  # partial
-    missed = replace(one, readings=[*one.readings, Reading(2, [], 4, True)], runs_wanted=3)
+    missed = replace(one, readings=[*one.readings, RunValues(2, [], 4, True)], runs_wanted=3)
     assert missed.complete
     assert missed.chance is None
 
 
 def test_a_method_that_a_column_has_no_runs_for_is_not_in_it(paper: Paper) -> None:
-    text = TINY.replace("cohort = [0.5, 1.0]", "cohort = [1.0]").replace(', "fedavg(epochs=1) | dkd(steps=1)"', "")
+    text = TINY.replace("cohort = [0.5, 1.0]", "cohort = [1.0]").replace(
+        ', "fedavg(epochs=1) | dkd(steps=1)"', ""
+    )
     (paper.folder / "less.toml").write_text(text, encoding="utf-8")
-    (paper.folder / "tables.toml").write_text(TABLES.replace('"tiny.toml", where = { cohort = 1.0 }', '"less.toml"'))
+    (paper.folder / "tables.toml").write_text(
+        TABLES.replace('"tiny.toml", where = { cohort = 1.0 }', '"less.toml"')
+    )
     less = read(paper.folder)
     runs = runs_of(less, "FedDKD", [[0.7] * 4, [0.9] * 4])
     for setting in ("c=0.5", "c=1"):
         runs |= runs_of(less, "FedAvg", [[0.6] * 4, [0.7] * 4], setting)
     found = compare(less, "tiny", runs)
-    assert [cell.place.method for cell in found.cells if cell.place.setting == "c=1"] == ["FedAvg", "FedAvg"]  # two quantities
-    assert [cell.place.setting for cell, _ in found.tests] == ["c=0.5"]  # where there is a lead to test
+    # two quantities
+    assert [cell.place.method for cell in found.cells if cell.place.setting == "c=1"] == [
+        "FedAvg",
+        "FedAvg",
+    ]
+    # where there is a lead to test
+    assert [cell.place.setting for cell, _ in found.tests] == ["c=0.5"]
 
 
 @pytest.mark.parametrize(
-    ("right", "wrong", "name"), [("cohort = 0.5", "cohort = 0.75", "c=0.5"), ('"fedavg()"', '"fedprox()"', "FedAvg")]
+    ("right", "wrong", "name"),
+    [("cohort = 0.5", "cohort = 0.75", "c=0.5"), ('"fedavg()"', '"fedprox()"', "FedAvg")],
 )
-def test_columns_and_methods_without_any_experiment_are_mistakes(paper: Paper, right: str, wrong: str, name: str) -> None:
+def test_columns_and_methods_without_any_experiment_are_mistakes(
+    paper: Paper, right: str, wrong: str, name: str
+) -> None:
     (paper.folder / "tables.toml").write_text(TABLES.replace(right, wrong), encoding="utf-8")
     with pytest.raises(InputError, match=f"table 'tiny': there are no experiments for '{name}'"):
         compare(read(paper.folder), "tiny", {})
@@ -294,11 +393,19 @@ def test_a_target_missed_in_a_cell_that_is_not_printed_is_not_called_worse(paper
     assert (one.printed, one.verdict, one.missed) == (None, "not printed", 2)
 
 
-def test_a_whole_run_that_misses_the_target_makes_the_cell_worse_and_last_in_order(paper: Paper) -> None:
-    runs = runs_of(paper, "FedDKD", [[0.4] * 4, [0.9] * 4]) | runs_of(paper, "FedAvg", [[0.1, 0.1, 0.1, 0.6]] * 2)
+def test_a_whole_run_that_misses_the_target_makes_the_cell_worse_and_last_in_order(
+    paper: Paper,
+) -> None:
+    runs = runs_of(paper, "FedDKD", [[0.4] * 4, [0.9] * 4]) | runs_of(
+        paper, "FedAvg", [[0.1, 0.1, 0.1, 0.6]] * 2
+    )
     one = cell(paper, runs, "FedDKD", "rounds_to_target")
     assert (one.verdict, one.missed, one.values) == ("worse", 1, [1])
-    order = next(o for o in orders(paper.table("tiny"), cells(paper, paper.table("tiny"), runs)) if o.quantity != "accuracy")
+    order = next(
+        o
+        for o in orders(paper.table("tiny"), cells(paper, paper.table("tiny"), runs))
+        if o.quantity != "accuracy"
+    )
     assert order.swapped == [("FedDKD", "FedAvg")]
 
 
@@ -319,26 +426,36 @@ def test_runs_that_are_there_in_part_stand_in_no_order(paper: Paper) -> None:
 
 
 def test_all_formats_say_the_same(paper: Paper) -> None:
-    runs = runs_of(paper, "FedDKD", [[0.7] * 4, [0.72] * 4]) | runs_of(paper, "FedAvg", [[0.6] * 4, [0.61] * 4])
+    runs = runs_of(paper, "FedDKD", [[0.7] * 4, [0.72] * 4]) | runs_of(
+        paper, "FedAvg", [[0.6] * 4, [0.61] * 4]
+    )
     found = compare(paper, "tiny", runs)
     assert all("70.0" in write(found) and "71.0" in write(found) for write in FORMATS.values())
     assert "a slip" in FORMATS["markdown"](found)
     assert r"rounds\_to\_target" in FORMATS["latex"](found)
     said = json.loads(json.dumps(as_json(found)))
-    lead = next(one for one in said["cells"] if one["method"] == "FedDKD" and one["setting"] == "c=0.5")
+    lead = next(
+        one for one in said["cells"] if one["method"] == "FedDKD" and one["setting"] == "c=0.5"
+    )
     assert lead["ours"] == pytest.approx({"mean": 71.0, "std": 1.0})
     assert lead["verdict"] == "within the printed spread"
     assert said["tests"][0]["difference"]["mean"] == pytest.approx(10.5)
 
 
-def test_another_reading_is_held_against_the_printed_cells_of_the_table_that_it_stands_beside(paper: Paper) -> None:
+def test_another_reading_is_held_against_the_printed_cells_of_the_table_that_it_stands_beside(
+    paper: Paper,
+) -> None:
     other = TABLES.replace("tiny", "other").replace("other.toml", "tiny.toml")
-    (paper.folder / "tables.toml").write_text(TABLES + other.replace("[other]", '[other]\nbeside = ["tiny"]'), encoding="utf-8")
+    (paper.folder / "tables.toml").write_text(
+        TABLES + other.replace("[other]", '[other]\nbeside = ["tiny"]'), encoding="utf-8"
+    )
     both = read(paper.folder)
-    place = Place("other", "FedAvg", "c=0.5", "accuracy")
+    place = PrintedCell("other", "FedAvg", "c=0.5", "accuracy")
     assert both.cell(both.table("other"), place) == Printed("60.0", "1.0")
     assert both.cell(both.table("tiny"), place._replace(setting="c=1", table="tiny")) is None
-    (paper.folder / "tables.toml").write_text(TABLES.replace("[tiny]", '[tiny]\nbeside = ["nowhere"]'), encoding="utf-8")
+    (paper.folder / "tables.toml").write_text(
+        TABLES.replace("[tiny]", '[tiny]\nbeside = ["nowhere"]'), encoding="utf-8"
+    )
     with pytest.raises(InputError, match="no table 'nowhere'"):
         read(paper.folder)
 
@@ -363,7 +480,8 @@ def test_seeds_are_paired_and_too_few_of_them_tell_nothing() -> None:
     assert found.wins == 3
     assert found.wilcoxon_p is None
     t = 1.0 / (0.5 / math.sqrt(3))
-    assert found.t_p == pytest.approx(1 - t / math.sqrt(2 + t * t))  # Student's distribution with two degrees of freedom
+    # Student's distribution with two degrees of freedom
+    assert found.t_p == pytest.approx(1 - t / math.sqrt(2 + t * t))
     assert paired({0: 1.0}, {1: 1.0}) is None
     same = paired(ours, ours)
     assert same is not None
@@ -373,7 +491,9 @@ def test_seeds_are_paired_and_too_few_of_them_tell_nothing() -> None:
     assert many.wilcoxon_p == pytest.approx(2 / 2**6)
 
 
-def test_what_is_known_by_its_mean_and_deviation_alone_is_tested_as_if_the_numbers_were_there() -> None:
+def test_what_is_known_by_its_mean_and_deviation_alone_is_tested_as_if_the_numbers_were_there() -> (
+    None
+):
     ours, theirs = [2.0, 3.5, 4.0], [1.0, 1.5, 3.0, 2.5]
     assert apart(ours, statistics.fmean(theirs), statistics.pstdev(theirs), 4) == pytest.approx(
         ttest_ind(ours, theirs, equal_var=False).pvalue, rel=1e-12
@@ -395,11 +515,13 @@ def test_a_run_is_known_by_its_experiment_not_by_spelling_or_folder(paper: Paper
     assert list(recorded(paper)) == [one.digest]
 
 
-def folder_of(run: Run, folder: Path) -> None:
+def folder_of(run: RecordedRun, folder: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "manifest.json").write_text(json.dumps(dict(run.manifest)))
     (folder / "rounds.jsonl").write_text(
-        "".join(json.dumps({**row, "test_client_accuracy": [0.5] * 11}) + "\n" for row in run.rounds)
+        "".join(
+            json.dumps({**row, "test_client_accuracy": [0.5] * 11}) + "\n" for row in run.rounds
+        )
     )
     (folder / "timings.jsonl").write_text(
         "".join(json.dumps({"round": row["round"], "seconds": 0.5}) + "\n" for row in run.rounds)
@@ -407,11 +529,15 @@ def folder_of(run: Run, folder: Path) -> None:
 
 
 def test_a_run_that_several_files_want_is_kept_once(paper: Paper, tmp_path: Path) -> None:
-    (paper.folder / "again.toml").write_text(TINY.replace("seed = [0, 1]", "seed = [0, 2]"), encoding="utf-8")
+    (paper.folder / "again.toml").write_text(
+        TINY.replace("seed = [0, 1]", "seed = [0, 2]"), encoding="utf-8"
+    )
     again = TABLES.replace("tiny", "again")
     (paper.folder / "tables.toml").write_text(TABLES + again, encoding="utf-8")
     both = read(paper.folder)
-    for number, one in enumerate(both.wanted(both.table("tiny"), ["c=0.5"]) + both.wanted(both.table("again"), ["c=0.5"])):
+    for number, one in enumerate(
+        both.wanted(both.table("tiny"), ["c=0.5"]) + both.wanted(both.table("again"), ["c=0.5"])
+    ):
         folder_of(made(one, [0.1]), tmp_path / "runs" / str(number))
     assert collect(both, tmp_path / "runs") == {"tiny.jsonl.gz": (4, 4), "again.jsonl.gz": (2, 2)}
     assert len(recorded(both)) == 6
@@ -429,7 +555,11 @@ def test_collecting_keeps_the_longer_run_leaves_strangers_out_and_makes_the_same
     file = paper.folder / "results" / "tiny.jsonl.gz"
     before = file.read_bytes()
     assert b"client_accuracy" not in gzip.decompress(before)
-    assert [json.loads(line)["seconds"] for line in gzip.decompress(before).splitlines()] == [0.5, 1.0]  # in the file's order
+    # in the file's order
+    assert [json.loads(line)["seconds"] for line in gzip.decompress(before).splitlines()] == [
+        0.5,
+        1.0,
+    ]
     assert collect(paper, tmp_path / "runs") == {"tiny.jsonl.gz": (2, 0)}
     folder_of(made(first, [0.1, 0.2, 0.3]), tmp_path / "more" / "b")
     folder_of(made(second, [0.1]), tmp_path / "more" / "a")
@@ -448,16 +578,27 @@ def test_results_that_cannot_be_read_are_named(paper: Paper) -> None:
         recorded(paper)
 
 
-def test_status_counts_runs_and_rounds_once_and_guesses_by_the_work_of_a_round(paper: Paper) -> None:
-    runs = {digest: replace(run, seconds=4.0) for digest, run in runs_of(paper, "FedAvg", [[0.5] * 4, [0.5] * 2]).items()}
+def test_status_counts_runs_and_rounds_once_and_guesses_by_the_work_of_a_round(
+    paper: Paper,
+) -> None:
+    runs = {
+        digest: replace(run, seconds=4.0)
+        for digest, run in runs_of(paper, "FedAvg", [[0.5] * 4, [0.5] * 2]).items()
+    }
     tiny, everything = progress(paper, runs)
     assert replace(everything, name="tiny") == tiny
     assert (tiny.runs_done, tiny.runs_wanted, tiny.rounds_done, tiny.rounds_wanted) == (1, 8, 6, 32)
-    # FedAvg took 1 and 2 s a round with 2 clients: 2 rounds more of it, 8 of FedDKD, and 16 with twice the clients
+    # FedAvg took 1 and 2 s a round with 2 clients: 2 rounds more of it, 8 of FedDKD, and 16 with
+    # twice the clients
     assert tiny.seconds_left == pytest.approx(2 + 8 + 2 * 16)
-    slow = {digest: replace(run, seconds=40.0) for digest, run in runs_of(paper, "FedDKD", [[0.5] * 4]).items()}
+    slow = {
+        digest: replace(run, seconds=40.0)
+        for digest, run in runs_of(paper, "FedDKD", [[0.5] * 4]).items()
+    }
     # 10 s a round of FedDKD: 4 rounds more of it and 8 with twice the clients; FedAvg as before
-    assert progress(paper, runs | slow)[0].seconds_left == pytest.approx(2 + 2 * 8 + 10 * (4 + 2 * 8))
+    assert progress(paper, runs | slow)[0].seconds_left == pytest.approx(
+        2 + 2 * 8 + 10 * (4 + 2 * 8)
+    )
     nothing = progress(paper, {})[0]
     assert (nothing.seconds_left, nothing.runs_of_unknown_cost) == (None, 8)
 
@@ -470,7 +611,12 @@ def test_of_a_table_of_first_parts_alone_no_more_rounds_are_wanted_than_count(pa
         progress(replace(paper, tables={"short": short}), runs),
         progress(replace(paper, tables={"short": short, "tiny": tiny}), runs),
     )
-    assert (first[0].runs_done, first[0].runs_wanted, first[0].rounds_done, first[0].rounds_wanted) == (1, 4, 3, 8)
+    assert (
+        first[0].runs_done,
+        first[0].runs_wanted,
+        first[0].rounds_done,
+        first[0].rounds_wanted,
+    ) == (1, 4, 3, 8)
     assert both[-1].rounds_wanted == both[1].rounds_wanted == 32
 
 
@@ -494,11 +640,18 @@ def readme() -> str:
 
 def shown(found: Comparison, method: str, setting: str, quantity: str) -> tuple[str, str]:
     """Ours and the printed cell, as a reader sees them; of what has not been run, neither."""
-    one = next(c for c in found.cells if c.place == Place(found.table.name, method, setting, quantity))
+    one = next(
+        c
+        for c in found.cells
+        if c.place == PrintedCell(found.table.name, method, setting, quantity)
+    )
     if one.ours is None:
         return "-", "-"
     digits = one.quantity.decimals
-    return f"{one.ours[0]:.{digits}f} ± {one.ours[1]:.{digits}f}", "-" if one.printed is None else str(one.printed)
+    return (
+        f"{one.ours[0]:.{digits}f} ± {one.ours[1]:.{digits}f}",
+        "-" if one.printed is None else str(one.printed),
+    )
 
 
 @pytest.mark.parametrize("table", ["emnist", "emnist-shuffled"])
@@ -508,7 +661,11 @@ def test_the_committed_emnist_results_are_whole_and_the_readmes_tables(
     found = compare(real, table, committed)
     assert all(one.complete and len(one.readings) == 10 for one in found.cells)
     for method in real.table(table).methods:
-        cells = [text for setting in ("alpha=0.05", "alpha=0.1") for text in shown(found, method, setting, "accuracy")]
+        cells = [
+            text
+            for setting in ("alpha=0.05", "alpha=0.1")
+            for text in shown(found, method, setting, "accuracy")
+        ]
         assert f"| {' | '.join([method, *cells])} |" in readme
 
 
@@ -518,53 +675,105 @@ def wins(found: Comparison, setting: str) -> dict[str, int]:
     return {place.method: test.wins for place, test in tests if place.setting == setting}
 
 
-def test_unshuffled_emnist_is_near_the_printed_table_and_says_where_feddkd_does_not_lead(real: Paper, committed: Runs) -> None:
+def test_unshuffled_emnist_is_near_the_printed_table_and_says_where_feddkd_does_not_lead(
+    real: Paper, committed: Runs
+) -> None:
     found = compare(real, "emnist", committed)
-    within = {one.place.method + one.place.setting[5:] for one in found.cells if one.printed and "within" in one.tendency}
+    within = {
+        one.place.method + one.place.setting[5:]
+        for one in found.cells
+        if one.printed and "within" in one.tendency
+    }
     assert within == {"FedDKD=0.05", "FedAvg=0.1", "FedProx=0.1", "FedDistill+=0.1", "FedDKD=0.1"}
     assert [order.swapped for order in found.orders] == [[], [("FedDKD", "FedGen")]]
-    assert wins(found, "alpha=0.05") == {"FedAvg": 10, "FedProx": 10, "FedDistill+": 10, "FedGen": 10}
+    assert wins(found, "alpha=0.05") == {
+        "FedAvg": 10,
+        "FedProx": 10,
+        "FedDistill+": 10,
+        "FedGen": 10,
+    }
     assert wins(found, "alpha=0.1") == {"FedAvg": 10, "FedProx": 10, "FedDistill+": 9, "FedGen": 4}
     accuracies = [one for one in found.cells if one.place.quantity == "accuracy"]
-    for setting in ("alpha=0.05", "alpha=0.1"):  # after as many communications it is behind them all
-        means = {one.place.method: one.ours[0] for one in accuracies if one.ours and one.place.setting == setting}
+    # after as many communications it is behind them all
+    for setting in ("alpha=0.05", "alpha=0.1"):
+        means = {
+            one.place.method: one.ours[0]
+            for one in accuracies
+            if one.ours and one.place.setting == setting
+        }
         assert min(means, key=lambda method: means[method]) == "FedDKD@50"
-    rows = [row for one in real.experiments["emnist.toml"] if "dkd" in one.method for row in committed[one.digest].rounds]
-    assert (len(rows), sum(row["test_accuracy"] < row["average_test_accuracy"] for row in rows)) == (4000, 3561)
+    rows = [
+        row
+        for one in real.experiments["emnist.toml"]
+        if "dkd" in one.method
+        for row in committed[one.digest].rounds
+    ]
+    assert (
+        len(rows),
+        sum(row["test_accuracy"] < row["average_test_accuracy"] for row in rows),
+    ) == (4000, 3561)
     assert "in 3,561 of 4,000" in (PAPER / "findings.toml").read_text(encoding="utf-8")
 
 
-def test_shuffled_emnist_learns_more_in_nine_seeds_and_nothing_in_the_tenth(real: Paper, committed: Runs, readme: str) -> None:
+def test_shuffled_emnist_learns_more_in_nine_seeds_and_nothing_in_the_tenth(
+    real: Paper, committed: Runs, readme: str
+) -> None:
     found = compare(real, "emnist-shuffled", committed)
     assert shown(found, "FedAvg", "alpha=0.1", "accuracy") == ("71.64 ± 1.72", "69.07 ± 1.71")
     medians = [
-        f"{one.median:.2f}" for c, one in found.spreads if c.place.quantity == "best_accuracy" and c.place.method == "FedDKD"
+        f"{one.median:.2f}"
+        for c, one in found.spreads
+        if c.place.quantity == "best_accuracy" and c.place.method == "FedDKD"
     ]
     assert f"best round is {' and '.join(medians)} there;" in readme
     assert ("FedDKD", "FedGen") in found.orders[0].swapped
     assert wins(found, "alpha=0.1") == {"FedAvg": 9, "FedProx": 9, "FedDistill+": 9, "FedGen": 9}
 
 
-def test_steps_that_are_judged_one_by_one_are_hardly_ever_kept_on_emnist(real: Paper, committed: Runs, readme: str) -> None:
+def test_steps_that_are_judged_one_by_one_are_hardly_ever_kept_on_emnist(
+    real: Paper, committed: Runs, readme: str
+) -> None:
     def gains(method: str) -> dict[int, list[float]]:
-        runs = [committed[one.digest] for one in real.experiments["emnist-auto.toml"] if method in one.method]
-        return {run.experiment.seed: [row["test_accuracy"] - row["average_test_accuracy"] for row in run.rounds] for run in runs}
+        runs = [
+            committed[one.digest]
+            for one in real.experiments["emnist-auto.toml"]
+            if method in one.method
+        ]
+        return {
+            run.experiment.seed: [
+                row["test_accuracy"] - row["average_test_accuracy"] for row in run.rounds
+            ]
+            for run in runs
+        }
 
     cautious = [gain for own in gains("steps='auto'").values() for gain in own]
     assert (len(cautious), sum(gain != 0 for gain in cautious)) == (2000, 19)
     plain = [gain for seed, own in gains("dkd(steps=3").items() if seed != 8 for gain in own]
-    assert (len(plain), sum(gain < 0 for gain in plain), round(-100 * statistics.mean(plain), 1)) == (1800, 1457, 1.9)
+    assert (
+        len(plain),
+        sum(gain < 0 for gain in plain),
+        round(-100 * statistics.mean(plain), 1),
+    ) == (1800, 1457, 1.9)
     assert "in 19 of 2,000 rounds" in readme
     assert "in 1,457 of the 1,800 rounds" in readme
     assert "1.9 points in the mean" in readme
-    assert f"near FedAvg, {shown(compare(real, 'emnist-auto', committed), 'FedDKD, auto', 'alpha=0.1', 'accuracy')[0]}," in readme
+    assert (
+        "near FedAvg,"
+        f" {shown(compare(real, 'emnist-auto', committed), 'FedDKD, auto', 'alpha=0.1', 'accuracy')[0]},"
+        in readme
+    )
 
 
 FIVE, FIFTEEN = ([f"c={c},E={epochs}" for c in ("0.25", "0.5", "0.75")] for epochs in (5, 15))
 
 
-def test_the_committed_femnist_results_are_the_readmes(real: Paper, committed: Runs, readme: str) -> None:
-    for table, quantity in (("femnist-accuracy", "accuracy"), ("femnist-target", "rounds_to_target")):
+def test_the_committed_femnist_results_are_the_readmes(
+    real: Paper, committed: Runs, readme: str
+) -> None:
+    for table, quantity in (
+        ("femnist-accuracy", "accuracy"),
+        ("femnist-target", "rounds_to_target"),
+    ):
         found = compare(real, table, committed)
         partial = {(one.place.method, one.place.setting) for one in found.cells if not one.complete}
         assert partial == {("FedProx", FIFTEEN[-1]), ("FedMAX", FIFTEEN[-1])}
@@ -573,11 +782,18 @@ def test_the_committed_femnist_results_are_the_readmes(real: Paper, committed: R
                 cells = [
                     text
                     for setting in settings
-                    for text in (("-", "-") if (method, setting) in partial else shown(found, method, setting, quantity))
+                    for text in (
+                        ("-", "-")
+                        if (method, setting) in partial
+                        else shown(found, method, setting, quantity)
+                    )
                 ]
                 assert f"| {' | '.join([method, *cells])} |" in readme
     for epochs in (5, 15):
-        spent = [shown(found, method, f"c=0.5,E={epochs}", "comm_to_target")[0] for method in ("FedDKD", "FedAvg")]
+        spent = [
+            shown(found, method, f"c=0.5,E={epochs}", "comm_to_target")[0]
+            for method in ("FedDKD", "FedAvg")
+        ]
         assert "{} against {}".format(*spent) in readme
 
 
@@ -595,7 +811,11 @@ def test_femnist_is_whole_and_both_forms_of_feddkd_lead_every_baseline_in_every_
 ) -> None:
     found = [one for one in compare(real, table, committed).cells if one.place.setting in settings]
     assert all(one.complete and len(one.readings) == 3 for one in found)
-    by_seed = {(one.place.setting, one.place.method): one.by_seed for one in found if one.place.quantity == "accuracy"}
+    by_seed = {
+        (one.place.setting, one.place.method): one.by_seed
+        for one in found
+        if one.place.quantity == "accuracy"
+    }
     for setting in settings:
         for lead in ("FedDKD", "FedDKD_MAX"):
             for baseline in ("FedAvg", "FedProx", "FedMAX"):
@@ -603,7 +823,9 @@ def test_femnist_is_whole_and_both_forms_of_feddkd_lead_every_baseline_in_every_
                 assert all(own[seed] > other[seed] for seed in range(3)), (setting, lead, baseline)
 
 
-def test_the_results_of_disjoint_femnist_clients_are_the_readmes(real: Paper, committed: Runs, readme: str) -> None:
+def test_the_results_of_disjoint_femnist_clients_are_the_readmes(
+    real: Paper, committed: Runs, readme: str
+) -> None:
     found = compare(real, "femnist-exact", committed)
     for method in real.table("femnist-exact").methods:
         cells = [text for setting in FIVE for text in shown(found, method, setting, "accuracy")]
@@ -613,20 +835,33 @@ def test_the_results_of_disjoint_femnist_clients_are_the_readmes(real: Paper, co
 def test_with_fifteen_epochs_and_most_clients_both_forms_of_feddkd_lead_fedavg_in_every_seed(
     real: Paper, committed: Runs
 ) -> None:
-    found = [one for one in compare(real, "femnist-accuracy", committed).cells if one.place.setting == FIFTEEN[-1]]
+    found = [
+        one
+        for one in compare(real, "femnist-accuracy", committed).cells
+        if one.place.setting == FIFTEEN[-1]
+    ]
     by_seed = {one.place.method: one.by_seed for one in found if one.place.quantity == "accuracy"}
     for lead in ("FedDKD", "FedDKD_MAX"):
         assert all(by_seed[lead][seed] > by_seed["FedAvg"][seed] for seed in range(3))
 
 
-def test_distillation_costs_accuracy_in_cifars_first_rounds_and_gains_in_every_later_one(real: Paper, committed: Runs) -> None:
+def test_distillation_costs_accuracy_in_cifars_first_rounds_and_gains_in_every_later_one(
+    real: Paper, committed: Runs
+) -> None:
     """What findings.toml and the README say of it."""
 
     def gains(file: str, having: str = "") -> list[dict[int, float]]:
-        wanted = [one for one in real.experiments[file] if "dkd" in one.method and having in one.partition + one.method]
+        wanted = [
+            one
+            for one in real.experiments[file]
+            if "dkd" in one.method and having in one.partition + one.method
+        ]
         rows = [committed[one.digest].rounds for one in wanted if one.digest in committed]
         judged = [[row for row in own if "average_test_accuracy" in row] for own in rows]
-        return [{row["round"]: row["test_accuracy"] - row["average_test_accuracy"] for row in own} for own in judged]
+        return [
+            {row["round"]: row["test_accuracy"] - row["average_test_accuracy"] for row in own}
+            for own in judged
+        ]
 
     def lost(own: dict[int, float]) -> tuple[int, int, int]:
         less = {t: gain for t, gain in own.items() if gain < 0}
@@ -637,8 +872,10 @@ def test_distillation_costs_accuracy_in_cifars_first_rounds_and_gains_in_every_l
     later = [[gain for t, gain in own.items() if t > lost(own)[1]] for own in (first, second)]
     assert [round(100 * statistics.mean(own), 1) for own in later] == [3.6, 3.6]
     (mild,), (harsh,), (wild,) = (
-        gains("cifar10-splits.toml", "0.5"), gains("cifar10-splits.toml", "fedma"), gains("cifar10-options.toml", "0.32")
-    )  # fmt: skip
+        gains("cifar10-splits.toml", "0.5"),
+        gains("cifar10-splits.toml", "fedma"),
+        gains("cifar10-options.toml", "0.32"),
+    )
     assert lost(mild)[2] == -43
     assert abs(statistics.mean(gain for t, gain in mild.items() if t > 15)) < 0.001
     assert (lost(harsh)[0], len(harsh), lost(wild)[0], len(wild)) == (17, 40, 20, 30)
@@ -647,20 +884,34 @@ def test_distillation_costs_accuracy_in_cifars_first_rounds_and_gains_in_every_l
     assert min(hundred.values()) > 0
 
 
-def test_the_committed_cifar_results_are_the_readmes(real: Paper, committed: Runs, readme: str) -> None:
+def test_the_committed_cifar_results_are_the_readmes(
+    real: Paper, committed: Runs, readme: str
+) -> None:
     found = compare(real, "cifar10", committed)
-    both = next(c for c in found.cells if c.place.method == "FedDKD@87" and c.place.quantity == "accuracy").by_seed
+    both = next(
+        c for c in found.cells if c.place.method == "FedDKD@87" and c.place.quantity == "accuracy"
+    ).by_seed
     assert f"its seeds 0 and 1 have {both[0]:.4f} and {both[1]:.4f}:" in readme
     assert f"| FedDKD | {shown(found, 'FedDKD', 'alpha=0.1', 'accuracy')[0]} |" in readme
     firsts = [
         max(run.rounds[:31], key=lambda row: row["validation_accuracy"])["test_accuracy"]
-        for run in (committed[one.digest] for one in real.experiments["cifar10.toml"] if one.digest in committed)
+        for run in (
+            committed[one.digest]
+            for one in real.experiments["cifar10.toml"]
+            if one.digest in committed
+        )
         if run.experiment.seed == 1
     ]
     assert sorted(f"{first:.4f}" for first in firsts) == ["0.5958", "0.7139"]
-    assert "31 rounds on record, .5958 at the best validation round of them, where FedDKD has .7139." in readme
+    assert (
+        "31 rounds on record, .5958 at the best validation round of them, where FedDKD has .7139."
+        in readme
+    )
     hundred = compare(real, "cifar100", committed)
-    cells = [(name, shown(hundred, name, "alpha=0.1", "accuracy")[0]) for name in ("FedDKD", "FedAvg", "FedProx")]
+    cells = [
+        (name, shown(hundred, name, "alpha=0.1", "accuracy")[0])
+        for name in ("FedDKD", "FedAvg", "FedProx")
+    ]
     assert ", ".join(f"{name} {ours.split()[0]}" for name, ours in cells) in readme
 
 
@@ -685,29 +936,50 @@ CALIBRATION = {
 
 
 @pytest.mark.parametrize("table", CALIBRATION)
-def test_calibrations_are_whole_and_what_the_readme_says_of_them(real: Paper, committed: Runs, readme: str, table: str) -> None:
+def test_calibrations_are_whole_and_what_the_readme_says_of_them(
+    real: Paper, committed: Runs, readme: str, table: str
+) -> None:
     found = [c for c in compare(real, table, committed).cells if c.place.quantity == "accuracy"]
     assert all(one.complete for one in found)
     (line,) = [line for line in readme.splitlines() if line.startswith(f"| `{table}`,")]
     for method in CALIBRATION[table]:
-        numbers = [(c.ours, c.runs_wanted, c.quantity.decimals) for c in found if c.place.method.startswith(method)]
-        told = [f"{ours[0]:.{n}f}" + (f" ± {ours[1]:.{n}f}" if many > 1 else "") for ours, many, n in numbers if ours]
+        numbers = [
+            (c.ours, c.runs_wanted, c.quantity.decimals)
+            for c in found
+            if c.place.method.startswith(method)
+        ]
+        told = [
+            f"{ours[0]:.{n}f}" + (f" ± {ours[1]:.{n}f}" if many > 1 else "")
+            for ours, many, n in numbers
+            if ours
+        ]
         assert "; ".join(told) in line
 
 
 def test_femnist_is_as_printed_if_each_client_draws_its_classes_and_better_if_clients_are_disjoint(
     real: Paper, committed: Runs, readme: str
 ) -> None:
-    def verdicts(tables: Sequence[str], methods: Sequence[str], settings: Sequence[str] = FIVE) -> Counter[str]:
-        found = [one for table in tables for one in compare(real, table, committed).cells if one.printed]
-        meant = [one for one in found if one.place.method in methods and one.place.setting in settings]
+    def verdicts(
+        tables: Sequence[str], methods: Sequence[str], settings: Sequence[str] = FIVE
+    ) -> Counter[str]:
+        found = [
+            one for table in tables for one in compare(real, table, committed).cells if one.printed
+        ]
+        meant = [
+            one for one in found if one.place.method in methods and one.place.setting in settings
+        ]
         return Counter(one.verdict.split(";")[0] for one in meant if one.place.quantity != "round")
 
     both, baselines = ("femnist-accuracy", "femnist-target"), ("FedAvg", "FedProx", "FedMAX")
     assert verdicts(both, baselines) == {"within the printed spread": 36}
     front = (PAPER.parent.parent / "README.md").read_text(encoding="utf-8")
     assert "all 36 figures" in front
-    assert verdicts(both, baselines, FIFTEEN) == {"within the printed spread": 21, "better": 4, "worse": 3, "partial": 8}
+    assert verdicts(both, baselines, FIFTEEN) == {
+        "within the printed spread": 21,
+        "better": 4,
+        "worse": 3,
+        "partial": 8,
+    }
     assert "of the 28 that are whole, 21 do, four are better and three worse" in front
     assert verdicts(both, ["FedDKD"], ["c=0.5,E=5"]) == {"within the printed spread": 4}
     assert verdicts(["femnist-accuracy"], ["FedDKD_MAX"]) == {"worse": 3}
@@ -718,9 +990,15 @@ def test_femnist_is_as_printed_if_each_client_draws_its_classes_and_better_if_cl
     assert verdicts(["femnist-exact"], [*baselines, "FedDKD", "FedDKD_MAX"]) == {"better": 45}
 
 
-def test_chance_explains_how_far_femnist_lies_from_the_printed_cells(real: Paper, committed: Runs, readme: str) -> None:
+def test_chance_explains_how_far_femnist_lies_from_the_printed_cells(
+    real: Paper, committed: Runs, readme: str
+) -> None:
     def unlikely(*tables: str) -> tuple[list[str], int]:
-        found = [(c.place.quantity, c.chance) for table in tables for c in compare(real, table, committed).cells]
+        found = [
+            (c.place.quantity, c.chance)
+            for table in tables
+            for c in compare(real, table, committed).cells
+        ]
         known = [(quantity, chance) for quantity, chance in found if chance is not None]
         return [quantity for quantity, chance in known if chance < 0.05], len(known)
 
@@ -739,7 +1017,9 @@ def test_on_other_draws_of_the_split_feddkd_is_as_quick_as_printed_but_not_as_ac
     rounds = next(iter(found.cells)).by_seed
     assert sorted(rounds) == list(range(9))
     assert shown(found, "FedDKD", "c=0.75,E=5", "rounds_to_target") == ("15 ± 2", "13 ± 2")
-    told = "; ".join(", ".join(f"{rounds[seed]:.0f}" for seed in some) for some in (range(3), range(3, 9)))
+    told = "; ".join(
+        ", ".join(f"{rounds[seed]:.0f}" for seed in some) for some in (range(3), range(3, 9))
+    )
     (line,) = [line for line in readme.splitlines() if line.startswith("| `femnist-draws`,")]
     assert f"{told}; 15 ± 2" in line
     mean = statistics.fmean(rounds[seed] for seed in range(3, 9))
@@ -752,12 +1032,18 @@ def test_on_other_draws_of_the_split_feddkd_is_as_quick_as_printed_but_not_as_ac
     assert f"p = {sixty.chance:.3f} (" in readme
     level, best = (100 * sixty.ours[0], 100 * sixty.ours[1]), 100 * max(sixty.by_seed.values())
     assert (
-        "{:.2f} ± {:.2f} %, printed 92.57 ± 0.06 (table `femnist-draws-60`, p = {:.3f})".format(*level, sixty.chance) in findings
+        "{:.2f} ± {:.2f} %, printed 92.57 ± 0.06 (table `femnist-draws-60`, p = {:.3f})".format(
+            *level, sixty.chance
+        )
+        in findings
     )
     assert f"of which the best has {best:.2f} %" in findings
     half = compare(real, "femnist-half", committed)
     (line,) = [line for line in readme.splitlines() if line.startswith("| `femnist-half`,")]
-    assert "; ".join(shown(half, "FedDKD", f"c={c},E=5", "rounds_to_target")[0] for c in (0.5, 0.75)) in line
+    assert (
+        "; ".join(shown(half, "FedDKD", f"c={c},E=5", "rounds_to_target")[0] for c in (0.5, 0.75))
+        in line
+    )
 
 
 def test_findings_on_calibration_quote_the_tables(real: Paper, committed: Runs) -> None:
@@ -767,22 +1053,47 @@ def test_findings_on_calibration_quote_the_tables(real: Paper, committed: Runs) 
     def per_cent(table: str, method: str, setting: str, quantity: str = "accuracy") -> str:
         return f"{100 * float(shown(compare(real, table, committed), method, setting, quantity)[0].split()[0]):.2f}"
 
-    def quotes(question: str, table: str, *places: tuple[str, str], quantity: str = "accuracy") -> None:
+    def quotes(
+        question: str, table: str, *places: tuple[str, str], quantity: str = "accuracy"
+    ) -> None:
         wanted = [per_cent(table, method, setting, quantity) for method, setting in places]
         assert [number for number in wanted if number not in said[question]] == []
 
-    quotes('"6 of 26 classes"', "femnist-classes", ("FedDKD@60", "independent"), ("FedDKD@60", "exact"))
-    momenta = [(f"{method}@60, {size}", "c=0.5,E=5") for method in ("FedDKD", "FedAvg") for size in ("0.1", "0.5", "0.9")]
+    quotes(
+        '"6 of 26 classes"', "femnist-classes", ("FedDKD@60", "independent"), ("FedDKD@60", "exact")
+    )
+    momenta = [
+        (f"{method}@60, {size}", "c=0.5,E=5")
+        for method in ("FedDKD", "FedAvg")
+        for size in ("0.1", "0.5", "0.9")
+    ]
     quotes("Momentum on FEMNIST", "femnist-momentum", *momenta)
-    quotes("Momentum on FEMNIST", "femnist-half-40", *((f"FedDKD@40, {size}", "c=0.5,E=5") for size in ("0.1", "0.5")))
+    quotes(
+        "Momentum on FEMNIST",
+        "femnist-half-40",
+        *((f"FedDKD@40, {size}", "c=0.5,E=5") for size in ("0.1", "0.5")),
+    )
     quotes("Momentum on FEMNIST", "femnist-accuracy", ("FedDKD@60", "c=0.5,E=5"))
-    quotes("Optimiser of DKD", "femnist-options", ("FedDKD@20", "32x32"), ("FedDKD@20, DKD with momentum 0.5", "32x32"))
+    quotes(
+        "Optimiser of DKD",
+        "femnist-options",
+        ("FedDKD@20", "32x32"),
+        ("FedDKD@20, DKD with momentum 0.5", "32x32"),
+    )
     quotes("FEMNIST geometry", "femnist-options", ("FedDKD@20", "32x32"), ("FedDKD@20", "28x28"))
     both = ("FedDKD", "FedAvg")
-    quotes("CIFAR's images", "cifar10-images", *((f"{m}@80", s) for m in both for s in ("none", "flips", "flips and crops")))
+    quotes(
+        "CIFAR's images",
+        "cifar10-images",
+        *((f"{m}@80", s) for m in both for s in ("none", "flips", "flips and crops")),
+    )
     splits = ("alpha=0.1", "alpha=0.1, balanced", "alpha=0.5")
     quotes("Dirichlet split", "cifar10-splits", *((f"{m}@40", s) for m in both for s in splits))
-    quotes("Adam", "cifar10-options", *((f"{m}@30{how}", "alpha=0.1") for m in both for how in ("", ", AMSGrad")))
+    quotes(
+        "Adam",
+        "cifar10-options",
+        *((f"{m}@30{how}", "alpha=0.1") for m in both for how in ("", ", AMSGrad")),
+    )
     rates = [(f"FedDKD@30{how}", "alpha=0.1") for how in ("", ", gamma=0.02", ", gamma=0.32")]
     quotes("Optimiser of DKD", "cifar10-options", *rates)
     dropout = [(f"FedDKD@30{how}", "alpha=0.1") for how in ("", ", student with dropout")]
@@ -791,7 +1102,9 @@ def test_findings_on_calibration_quote_the_tables(real: Paper, committed: Runs) 
     quotes("FedProx", "search-mu-cifar10", *mus, quantity="validation")
     quotes("FedProx", "search-mu-cifar10", mus[-1])
     for table, methods in (("emnist", ("FedDKD", "FedGen")), ("emnist-shuffled", ("FedGen",))):
-        for place in ((method, setting) for method in methods for setting in ("alpha=0.05", "alpha=0.1")):
+        for place in (
+            (method, setting) for method in methods for setting in ("alpha=0.05", "alpha=0.1")
+        ):
             assert (
                 shown(compare(real, table, committed), *place, "accuracy")[0].split()[0]
                 in said["Shuffling in FedGen's EMNIST setting"]
@@ -802,18 +1115,27 @@ def test_findings_on_calibration_quote_the_tables(real: Paper, committed: Runs) 
 
 def by_draw(found: Comparison, alpha: str) -> dict[str, list[float]]:
     """Method -> its means on the draws of the split."""
-    cells = [(one.place, one.ours) for one in found.cells if one.place.setting.startswith(f"{alpha} ")]
-    return {m: [ours[0] for at, ours in cells if at.method == m and ours] for m in ("FedAvg", "FedGen", "FedDKD")}
+    cells = [
+        (one.place, one.ours) for one in found.cells if one.place.setting.startswith(f"{alpha} ")
+    ]
+    return {
+        m: [ours[0] for at, ours in cells if at.method == m and ours]
+        for m in ("FedAvg", "FedGen", "FedDKD")
+    }
 
 
-def test_findings_on_emnist_quote_the_draws_of_the_split_with_and_without_the_z(real: Paper, committed: Runs) -> None:
+def test_findings_on_emnist_quote_the_draws_of_the_split_with_and_without_the_z(
+    real: Paper, committed: Runs
+) -> None:
     findings = tomllib.loads((PAPER / "findings.toml").read_text(encoding="utf-8"))
     classes, shuffling = (
         next(one["showed"] for one in findings["open"] if one["question"] == question)
         for question in ("EMNIST's classes", "Shuffling in FedGen's EMNIST setting")
     )
     why, leads = findings["mismatch"][0]["why"], dict[tuple[str, str], list[float]]()
-    for table, alpha in itertools.product(("emnist-splits", "emnist-letters"), ("alpha=0.05", "alpha=0.1")):
+    for table, alpha in itertools.product(
+        ("emnist-splits", "emnist-letters"), ("alpha=0.05", "alpha=0.1")
+    ):
         means = by_draw(compare(real, table, committed), alpha)
         for method, own in means.items() if table == "emnist-splits" else ():
             assert f"{method} between {min(own):.2f} and {max(own):.2f} %" in why
@@ -826,30 +1148,53 @@ def test_findings_on_emnist_quote_the_draws_of_the_split_with_and_without_the_z(
     assert sorted(leads["emnist-splits", "alpha=0.1"]) == [-2.0, -1.0, -0.2, 0.8]
     assert sorted(leads["emnist-letters", "alpha=0.1"]) == [-1.3, -0.5, 0.1, 0.2]
     for method, way in (("FedGen, published", "with it"), ("FedGen, intended", "without")):
-        mean = shown(compare(real, "emnist-fedgen", committed), method, "alpha=0.1", "accuracy")[0].split()[0]
+        mean = shown(compare(real, "emnist-fedgen", committed), method, "alpha=0.1", "accuracy")[
+            0
+        ].split()[0]
         assert f"{mean} % {way}" in why
     rates = {one.place.method: one.by_seed for one in compare(real, "emnist-rate", committed).cells}
-    eight, none = ([f"{rates[f'gamma={gamma}'][seed]:.2f}" for gamma in (0.3, 0.2)] for seed in (8, 0))
-    assert f"{eight[0]} and {eight[1]} % to {none[0]} and {none[1]} %" in findings["mismatch"][1]["why"]
+    eight, none = (
+        [f"{rates[f'gamma={gamma}'][seed]:.2f}" for gamma in (0.3, 0.2)] for seed in (8, 0)
+    )
+    assert (
+        f"{eight[0]} and {eight[1]} % to {none[0]} and {none[1]} %"
+        in findings["mismatch"][1]["why"]
+    )
     drawn = compare(real, "emnist-drawn", committed)
-    ours = [shown(drawn, "FedDKD", f"alpha={alpha} drawn", "accuracy")[0].split()[0] for alpha in (0.05, 0.1)]
+    ours = [
+        shown(drawn, "FedDKD", f"alpha={alpha} drawn", "accuracy")[0].split()[0]
+        for alpha in (0.05, 0.1)
+    ]
     assert f"FedDKD comes to {ours[0]} and {ours[1]} %" in shuffling
 
 
-def test_the_committed_digits_results_are_the_readmes(real: Paper, committed: Runs, readme: str) -> None:
+def test_the_committed_digits_results_are_the_readmes(
+    real: Paper, committed: Runs, readme: str
+) -> None:
     found = compare(real, "digits", committed)
     for method in real.table("digits").methods:
-        best, last = (shown(found, method, "T=100", f"{which}_accuracy") for which in ("best", "final"))
-        parts = [shown(found, method, "T=100", f"final_{which}")[0] for which in ("real_domains", "generated_domain")]
+        best, last = (
+            shown(found, method, "T=100", f"{which}_accuracy") for which in ("best", "final")
+        )
+        parts = [
+            shown(found, method, "T=100", f"final_{which}")[0]
+            for which in ("real_domains", "generated_domain")
+        ]
         assert f"| {' | '.join([method, *best, *last, *parts])} |" in readme
 
 
-def test_the_four_real_domains_are_whole_and_the_readmes(real: Paper, committed: Runs, readme: str) -> None:
+def test_the_four_real_domains_are_whole_and_the_readmes(
+    real: Paper, committed: Runs, readme: str
+) -> None:
     found = compare(real, "digits-real", committed)
     assert all(one.complete and len(one.readings) == 5 for one in found.cells)
-    assert all(test.wins == 5 for _, test in found.tests), "FedDKD_BN leads every other method in every seed"
+    assert all(test.wins == 5 for _, test in found.tests), (
+        "FedDKD_BN leads every other method in every seed"
+    )
     for method in real.table("digits-real").methods:
-        cells = [shown(found, method, "T=100", f"{which}_accuracy")[0] for which in ("best", "final")]
+        cells = [
+            shown(found, method, "T=100", f"{which}_accuracy")[0] for which in ("best", "final")
+        ]
         assert f"| {' | '.join([method, *cells])} |" in readme
 
 
@@ -858,18 +1203,30 @@ def test_the_digit_files_have_a_client_for_each_domain(real: Paper) -> None:
         for one in real.experiments[file]:
             options = one.parsed_data.canonical
             named = options[options.index("'") + 1 : options.rindex("'")].split(",")
-            assert (one.clients, len(named), "generated" in named) == (domains, domains, domains == 5)
+            assert (one.clients, len(named), "generated" in named) == (
+                domains,
+                domains,
+                domains == 5,
+            )
             assert one.diagnostics
 
 
 def test_the_grids_of_the_searches_are_the_papers(real: Paper) -> None:
     def tried(table: str, option: str) -> set[tuple[object, ...]]:
-        calls = [dict(one.parsed_method.calls[0].complete) for one in real.wanted(real.table(table))]
+        calls = [
+            dict(one.parsed_method.calls[0].complete) for one in real.wanted(real.table(table))
+        ]
         return {(call[option], call.get("form")) for call in calls}
 
-    assert tried("search-mu", "mu") == {(mu, form) for mu in (0.01, 0.1, 1.0, 10.0) for form in ("mean", "sum")}
-    assert tried("search-beta", "beta") == {(beta, None) for beta in (1.0, 10.0, 100.0, 1000.0, 10000.0)}
-    assert tried("search-mu-cifar10", "mu") == {(mu, "sum") for mu in (0.001, 0.01, 0.1, 1.0, 10.0)} | {(0.01, "mean")}
+    assert tried("search-mu", "mu") == {
+        (mu, form) for mu in (0.01, 0.1, 1.0, 10.0) for form in ("mean", "sum")
+    }
+    assert tried("search-beta", "beta") == {
+        (beta, None) for beta in (1.0, 10.0, 100.0, 1000.0, 10000.0)
+    }
+    assert tried("search-mu-cifar10", "mu") == {
+        (mu, "sum") for mu in (0.001, 0.01, 0.1, 1.0, 10.0)
+    } | {(0.01, "mean")}
 
 
 # Figures
@@ -902,62 +1259,119 @@ def drawn(paper: Paper) -> Paper:
     return read(paper.folder)
 
 
-def test_a_figure_shows_what_there_is_up_to_the_common_cost_and_says_what_is_missing(drawn: Paper) -> None:
+def test_a_figure_shows_what_there_is_up_to_the_common_cost_and_says_what_is_missing(
+    drawn: Paper,
+) -> None:
     figure = figures(drawn)["curves"]
-    runs = runs_of(drawn, "FedAvg", [[0.1, 0.2], [0.2, 0.3, 0.4]]) | runs_of(drawn, "FedDKD", [[0.5]])
+    runs = runs_of(drawn, "FedAvg", [[0.1, 0.2], [0.2, 0.3, 0.4]]) | runs_of(
+        drawn, "FedDKD", [[0.5]]
+    )
     half, whole = (curves(drawn, figure, panel, runs) for panel in figure.panels.values())
-    assert [(one.method, one.missing) for one in half] == [("FedAvg", ""), ("FedDKD", "1 of 2 seeds, 1 of 4 rounds")]
-    assert half[0].seeds == [[(2, 10.0), (4, 20.0)], [(2, 20.0), (4, 30.0)]]  # the third round costs too much
+    assert [(one.method, one.missing) for one in half] == [
+        ("FedAvg", ""),
+        ("FedDKD", "1 of 2 seeds, 1 of 4 rounds"),
+    ]
+    # the third round costs too much
+    assert half[0].seeds == [[(2, 10.0), (4, 20.0)], [(2, 20.0), (4, 30.0)]]
     assert [(one.seeds, one.missing) for one in whole] == [([], "nothing yet")] * 2
 
 
-def test_every_figure_of_the_paper_with_results_has_a_definition_that_fits_its_table(real: Paper) -> None:
+def test_every_figure_of_the_paper_with_results_has_a_definition_that_fits_its_table(
+    real: Paper,
+) -> None:
     found = figures(real)
-    assert list(found) == ["comm-e5", "steps-e5", "comm-e15", "steps-e15", "steps-c25", "training-loss"]
+    assert list(found) == [
+        "comm-e5",
+        "steps-e5",
+        "comm-e15",
+        "steps-e15",
+        "steps-c25",
+        "training-loss",
+    ]
     for figure in found.values():
-        assert {panel.setting for panel in figure.panels.values()} <= set(real.table(figure.table).settings)
+        assert {panel.setting for panel in figure.panels.values()} <= set(
+            real.table(figure.table).settings
+        )
     e5, e15 = found["steps-e5"].up_to, found["steps-e15"].up_to
     assert (e5, e15) == (660 * 49 * 5, 660 * 49 * 15)  # what a baseline's 660 rounds take
     assert [panel.of for panel in found["training-loss"].panels.values()] == [[n] for n in range(5)]
 
 
 def test_runs_without_the_losses_that_a_figure_draws_are_made_again_and_kept(
-    drawn: Paper, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    drawn: Paper,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     where = ("--papers", drawn.folder, "--runs", tmp_path / "runs")
     one = drawn.behind(drawn.table("tiny"), "c=0.5", "FedAvg")[0]
     execute([replace(one, diagnostics=False)], out=tmp_path / "runs", engine="serial")
-    part = ("run", "loss", "--method", "FedAvg", "--seed", "0", "--engine", "serial", "--json", *where)
-    assert len(json.loads(call(*part, capsys=capsys, monkeypatch=monkeypatch).splitlines()[-1])["runs"]) == 1
+    part = (
+        "run",
+        "loss",
+        "--method",
+        "FedAvg",
+        "--seed",
+        "0",
+        "--engine",
+        "serial",
+        "--json",
+        *where,
+    )
+    assert (
+        len(
+            json.loads(call(*part, capsys=capsys, monkeypatch=monkeypatch).splitlines()[-1])["runs"]
+        )
+        == 1
+    )
     assert json.loads(call(*part, capsys=capsys, monkeypatch=monkeypatch)) == {"runs": []}
     run = recorded(drawn, tmp_path / "runs")[one.digest]
-    (curve, _) = curves(drawn, figures(drawn)["loss"], Panel("c=0.5", [0]), {one.digest: run})
-    assert curve.seeds == [[(row["round"], row["diagnostics"]["global_loss"][0]) for row in run.rounds]]
+    curve, _ = curves(drawn, figures(drawn)["loss"], Panel("c=0.5", [0]), {one.digest: run})
+    assert curve.seeds == [
+        [(row["round"], row["diagnostics"]["global_loss"][0]) for row in run.rounds]
+    ]
     out = ("--out", tmp_path / "loss.png")
     call("figure", "loss", *out, *where, capsys=capsys, monkeypatch=monkeypatch)
     assert (tmp_path / "loss.png").stat().st_size > 1000
 
 
 def test_the_page_has_tables_figures_and_findings_and_pictures_are_drawn_once(
-    drawn: Paper, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    drawn: Paper,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     runs = runs_of(drawn, "FedAvg", [[0.1, 0.2, 0.3, 0.4]] * 2) | runs_of(drawn, "FedDKD", [[0.5]])
     (drawn.folder / "results").mkdir()
-    (drawn.folder / "results" / "tiny.jsonl.gz").write_bytes(gzip.compress("".join(r.line for r in runs.values()).encode()))
+    (drawn.folder / "results" / "tiny.jsonl.gz").write_bytes(
+        gzip.compress("".join(r.line for r in runs.values()).encode())
+    )
     (drawn.folder / "findings.toml").write_text(
-        '[[open]]\nquestion = "Why?"\nshowed = "Because."\nkept = false\n[[open]]\nquestion = "When?"\n'
-        '[[mismatch]]\ntables = ["tiny"]\nwhat = "All of it."\nwhy = "Made up."\n'
+        '[[open]]\nquestion = "Why?"\nshowed = "Because."\nkept = false\n[[open]]\nquestion ='
+        ' "When?"\n[[mismatch]]\ntables = ["tiny"]\nwhat = "All of it."\nwhy = "Made up."\n'
     )
 
     def write() -> str:
-        call("report", "--out", tmp_path / "page.md", "--papers", drawn.folder, capsys=capsys, monkeypatch=monkeypatch)
+        call(
+            "report",
+            "--out",
+            tmp_path / "page.md",
+            "--papers",
+            drawn.folder,
+            capsys=capsys,
+            monkeypatch=monkeypatch,
+        )
         return (tmp_path / "page.md").read_text(encoding="utf-8")
 
     written = write()
-    assert "| `tiny` | 2/8 | 9/32 | 4 | 0 | 0 | 2 | 0 | - | 2 | 0 | - |" in written  # of FedDKD's cells one run is there in part
+    # of FedDKD's cells one run is there in part
+    assert "| `tiny` | 2/8 | 9/32 | 4 | 0 | 0 | 2 | 0 | - | 2 | 0 | - |" in written
     assert "partial, so far worse" in written
     assert "![Accuracy for communications](pictures/curves.png)" in written
-    assert "Partial; 1 of 2 seeds, 1 of 4 rounds: FedDKD (half); nothing yet: FedAvg (all), FedDKD (all)." in written
+    assert (
+        "Partial; 1 of 2 seeds, 1 of 4 rounds: FedDKD (half); nothing yet: FedAvg (all), FedDKD"
+        " (all)." in written
+    )
     assert "`loss`: there are no runs to draw yet." in written
     assert "| Why? | Because. (*) |" in written
     assert "nothing measured: When?." in written
@@ -971,15 +1385,23 @@ def test_the_page_has_tables_figures_and_findings_and_pictures_are_drawn_once(
     assert picture.exists()
 
 
-def test_the_page_counts_the_columns_and_the_pairs_that_stand_in_the_printed_order(drawn: Paper) -> None:
-    slow_and_good, quick = runs_of(drawn, "FedDKD", [[0.4, 0.7, 0.7, 0.7]] * 2), runs_of(drawn, "FedAvg", [[0.6] * 4] * 2)
-    assert "| holds in 1 of 2 whole columns, 1 of 2 pairs |" in page(drawn, slow_and_good | quick, "pictures")
+def test_the_page_counts_the_columns_and_the_pairs_that_stand_in_the_printed_order(
+    drawn: Paper,
+) -> None:
+    slow_and_good, quick = (
+        runs_of(drawn, "FedDKD", [[0.4, 0.7, 0.7, 0.7]] * 2),
+        runs_of(drawn, "FedAvg", [[0.6] * 4] * 2),
+    )
+    assert "| holds in 1 of 2 whole columns, 1 of 2 pairs |" in page(
+        drawn, slow_and_good | quick, "pictures"
+    )
 
 
 def test_the_page_counts_the_cells_that_are_unlikely_to_differ_by_chance(drawn: Paper) -> None:
     near = runs_of(drawn, "FedDKD", [[0.4, 0.7, 0.7, 0.7], [0.4, 0.71, 0.7, 0.7]])
     far = runs_of(drawn, "FedDKD", [[0.4, 0.1, 0.1, 0.1], [0.41, 0.1, 0.1, 0.1]])
-    assert "| 0 of 1 |" in page(drawn, near, "pictures")  # the printed rounds to the target, and ours, have no spread
+    # the printed rounds to the target, and ours, have no spread
+    assert "| 0 of 1 |" in page(drawn, near, "pictures")
     assert "| 1 of 1 |" in page(drawn, far, "pictures")
 
 
@@ -987,15 +1409,31 @@ def test_the_page_counts_the_cells_that_are_unlikely_to_differ_by_chance(drawn: 
 
 
 def test_the_first_rounds_of_all_come_before_the_rest_and_lead_to_the_same_rows(
-    paper: Paper, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    paper: Paper,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def ran(*arguments: Any, method: Sequence[str] = ("--method", "FedDKD"), runs: str = "runs") -> list[dict[str, Any]]:
-        where = ("--papers", paper.folder, "--runs", tmp_path / runs, "--engine", "serial", "--json")
-        told = call("run", "tiny", *method, *arguments, *where, capsys=capsys, monkeypatch=monkeypatch)
+    def ran(
+        *arguments: Any, method: Sequence[str] = ("--method", "FedDKD"), runs: str = "runs"
+    ) -> list[dict[str, Any]]:
+        where = (
+            "--papers",
+            paper.folder,
+            "--runs",
+            tmp_path / runs,
+            "--engine",
+            "serial",
+            "--json",
+        )
+        told = call(
+            "run", "tiny", *method, *arguments, *where, capsys=capsys, monkeypatch=monkeypatch
+        )
         found: list[dict[str, Any]] = json.loads(told.splitlines()[-1])["runs"]
         return found
 
-    assert [one["rounds"] for one in ran("--rounds", "2")] == [2, 2, 2, 2]  # both settings, both seeds
+    # both settings, both seeds
+    assert [one["rounds"] for one in ran("--rounds", "2")] == [2, 2, 2, 2]
     assert ran("--rounds", "2") == []
     assert ran("--method", "FedDKD@2", method=()) == []
     half = recorded(paper, tmp_path / "runs")
@@ -1003,26 +1441,52 @@ def test_the_first_rounds_of_all_come_before_the_rest_and_lead_to_the_same_rows(
     assert [one["rounds"] for one in ran()] == [4, 4, 4, 4]
     ran(runs="at-once")
     whole, at_once = (recorded(paper, tmp_path / name) for name in ("runs", "at-once"))
-    assert {digest: run.rounds for digest, run in whole.items()} == {digest: run.rounds for digest, run in at_once.items()}
+    assert {digest: run.rounds for digest, run in whole.items()} == {
+        digest: run.rounds for digest, run in at_once.items()
+    }
     assert all(run.manifest["resumed"][0]["after"] == 2 for run in whole.values())
 
 
 def test_run_does_what_is_missing_and_no_more(
-    paper: Paper, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    paper: Paper,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def told(*arguments: Any, status: int = 0) -> str:
-        where = ("--papers", paper.folder, *(() if arguments[0] == "list" else ("--runs", tmp_path / "runs")))
+        where = (
+            "--papers",
+            paper.folder,
+            *(() if arguments[0] == "list" else ("--runs", tmp_path / "runs")),
+        )
         return call(*arguments, *where, capsys=capsys, monkeypatch=monkeypatch, status=status)
 
     assert "tiny: A tiny table (tiny.toml)" in told("list")
-    some = ("run", "tiny", "--setting", "c=0.5", "--method", "FedDKD", "--engine", "serial", "--json")
+    some = (
+        "run",
+        "tiny",
+        "--setting",
+        "c=0.5",
+        "--method",
+        "FedDKD",
+        "--engine",
+        "serial",
+        "--json",
+    )
     assert len(json.loads(told(*some, "--seed", "1").splitlines()[-1])["runs"]) == 1
     assert len(json.loads(told(*some).splitlines()[-1])["runs"]) == 1
     assert json.loads(told(*some)) == {"runs": []}
     status = json.loads(told("status", "--json"))
-    assert {key: status["tables"][0][key] for key in ("name", "runs_done", "runs_wanted", "rounds_done", "rounds_wanted")} == {
-        "name": "tiny", "runs_done": 2, "runs_wanted": 8, "rounds_done": 8, "rounds_wanted": 32,
-    }  # fmt: skip
+    assert {
+        key: status["tables"][0][key]
+        for key in ("name", "runs_done", "runs_wanted", "rounds_done", "rounds_wanted")
+    } == {
+        "name": "tiny",
+        "runs_done": 2,
+        "runs_wanted": 8,
+        "rounds_done": 8,
+        "rounds_wanted": 32,
+    }
     assert "tiny: 2/8 runs, 8/32 rounds; left: about" in told("status")
     assert "tiny.jsonl.gz: 2 runs, 2 new or longer" in told("collect")
     before = json.loads(told("table", "tiny", "--format", "json"))
@@ -1035,7 +1499,10 @@ def test_run_does_what_is_missing_and_no_more(
 
 
 def test_run_goes_on_with_what_was_cut_short_even_in_the_middle_of_a_line(
-    paper: Paper, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    paper: Paper,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def cut(index: int, row: Row) -> None:
         if row["round"] == 3:
@@ -1059,8 +1526,14 @@ def test_run_goes_on_with_what_was_cut_short_even_in_the_middle_of_a_line(
     ("arguments", "message"),
     [
         (("table", "none"), "no table 'none'; there are: tiny"),
-        (("table", "tiny", "--format", "pdf"), "unknown format 'pdf'; there are: json, latex, markdown, text"),
-        (("run", "tiny", "--method", "FedNothing"), "no method 'FedNothing'; there are: FedAvg, FedDKD, FedDKD@2"),
+        (
+            ("table", "tiny", "--format", "pdf"),
+            "unknown format 'pdf'; there are: json, latex, markdown, text",
+        ),
+        (
+            ("run", "tiny", "--method", "FedNothing"),
+            "no method 'FedNothing'; there are: FedAvg, FedDKD, FedDKD@2",
+        ),
         (("run", "tiny", "--setting", "c=7"), "no setting 'c=7'"),
         (("run", "tiny", "--precision", "fp64"), "makes other experiments"),
         (("collect", "--runs", "nowhere"), "there is no folder nowhere"),
@@ -1070,9 +1543,15 @@ def test_run_goes_on_with_what_was_cut_short_even_in_the_middle_of_a_line(
     ],
 )
 def test_mistakes_are_one_line(
-    paper: Paper, arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    paper: Paper,
+    arguments: tuple[str, ...],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert message in call(*arguments, "--papers", paper.folder, capsys=capsys, monkeypatch=monkeypatch, status=2)
+    assert message in call(
+        *arguments, "--papers", paper.folder, capsys=capsys, monkeypatch=monkeypatch, status=2
+    )
 
 
 def test_without_the_papers_folder_the_error_says_where_it_is(
@@ -1081,16 +1560,31 @@ def test_without_the_papers_folder_the_error_says_where_it_is(
     monkeypatch.chdir(tmp_path)
     assert "say where by --papers" in call("list", capsys=capsys, monkeypatch=monkeypatch, status=2)
     (tmp_path / "tables.toml").write_text("[t]\ntitle = 3\n")
-    assert "cannot be read" in call("list", "--papers", tmp_path, capsys=capsys, monkeypatch=monkeypatch, status=2)
+    assert "cannot be read" in call(
+        "list", "--papers", tmp_path, capsys=capsys, monkeypatch=monkeypatch, status=2
+    )
 
 
-def test_what_is_collected_names_neither_paths_nor_the_machines_system(paper: Paper, tmp_path: Path) -> None:
+def test_what_is_collected_names_neither_paths_nor_the_machines_system(
+    paper: Paper, tmp_path: Path
+) -> None:
     first = paper.wanted(paper.table("tiny"))[0]
     folder_of(made(first, [0.1]), tmp_path / "runs" / "a")
     (page,) = (tmp_path / "runs").rglob("manifest.json")
-    spoken = ["/home/me/feddkd", "run", "../me/a.toml", "--data", "runs/mine", "--out=/home/me/runs", "--device", "cuda"]
+    spoken = [
+        "/home/me/feddkd",
+        "run",
+        "../me/a.toml",
+        "--data",
+        "runs/mine",
+        "--out=/home/me/runs",
+        "--device",
+        "cuda",
+    ]
     told = {"command": spoken, "hardware": {"system": "my own kernel", "device": "cpu"}}
-    page.write_text(json.dumps({**json.loads(page.read_text()), **told, "resumed": [{"after": 1, **told}]}))
+    page.write_text(
+        json.dumps({**json.loads(page.read_text()), **told, "resumed": [{"after": 1, **told}]})
+    )
     collect(paper, tmp_path / "runs")
     line = gzip.decompress((paper.folder / "results" / "tiny.jsonl.gz").read_bytes())
     assert b"/home/me" not in line

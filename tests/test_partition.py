@@ -18,9 +18,17 @@ seeds = st.integers(0, 2**32)
 
 
 def table(per_class: int = 60, classes: int = 10, test_per_class: int = 20) -> Table:
-    """Labels in dataset order, that is in none: 0, 1, 2, ..., 0, 1, 2, ... Domains are five stretches of different length."""
-    labels, test_labels = np.tile(np.arange(classes), per_class), np.tile(np.arange(classes), test_per_class)
-    return Table(labels, test_labels, _stretches(len(labels)), _stretches(len(test_labels)), classes)
+    """Labels in dataset order, that is in none:
+
+    0, 1, 2, ..., 0, 1, 2, ... Domains are five stretches of different length.
+    """
+    labels, test_labels = (
+        np.tile(np.arange(classes), per_class),
+        np.tile(np.arange(classes), test_per_class),
+    )
+    return Table(
+        labels, test_labels, _stretches(len(labels)), _stretches(len(test_labels)), classes
+    )
 
 
 def _stretches(count: int) -> np.ndarray:
@@ -44,7 +52,13 @@ def everything(split: Split) -> np.ndarray:
     return np.sort(np.concatenate(split.train))
 
 
-COMPLETE = ["iid()", "classes(per_client=4)", "classes(per_client=3, form='shards')", "shards()", "domains()"]
+COMPLETE = [
+    "iid()",
+    "classes(per_client=4)",
+    "classes(per_client=3, form='shards')",
+    "shards()",
+    "domains()",
+]
 COMPLETE += ["dirichlet(alpha=0.5, minimum=1)", "dirichlet(alpha=0.5, form='fedma', minimum=1)"]
 OTHERS = ["classes(per_client=4, form='independent')", "classes(per_client=4, form='star')"]
 OTHERS += ["dirichlet(alpha=0.5, form='fedgen', minimum=1, ratio=0.9)"]
@@ -84,7 +98,9 @@ def test_iid_sizes_differ_by_at_most_one(seed: int, count: int, clients: int) ->
 
 @settings(deadline=None)
 @given(data=st.data(), seed=seeds, clients=st.integers(1, 25), classes=st.integers(1, 15))
-def test_exact_gives_every_client_exactly_its_number_of_classes(data: Any, seed: int, clients: int, classes: int) -> None:
+def test_exact_gives_every_client_exactly_its_number_of_classes(
+    data: Any, seed: int, clients: int, classes: int
+) -> None:
     per_client = data.draw(st.integers(-(-classes // clients), classes))
     labels = table(clients + 7, classes)
     split = draw(f"classes(per_client={per_client})", labels, clients, seed)
@@ -135,8 +151,17 @@ def test_two_shards_of_a_tenth_of_a_class_make_two_classes_a_client() -> None:
 @pytest.mark.parametrize("form", ["plain", "fedma"])
 @settings(deadline=None, max_examples=40)
 @given(seed=seeds, alpha=st.floats(0.1, 100), minimum=st.integers(1, 20))
-def test_the_smallest_dirichlet_client_has_the_minimum(form: str, seed: int, alpha: float, minimum: int) -> None:
-    assert min(sizes(draw(f"dirichlet(alpha={alpha}, form={form!r}, minimum={minimum})", CIFAR, 6, seed))) >= minimum
+def test_the_smallest_dirichlet_client_has_the_minimum(
+    form: str, seed: int, alpha: float, minimum: int
+) -> None:
+    assert (
+        min(
+            sizes(
+                draw(f"dirichlet(alpha={alpha}, form={form!r}, minimum={minimum})", CIFAR, 6, seed)
+            )
+        )
+        >= minimum
+    )
 
 
 @settings(deadline=None, max_examples=40)
@@ -155,7 +180,11 @@ def test_a_large_alpha_divides_every_class_evenly() -> None:
 def test_the_shares_have_the_mean_and_variance_of_a_dirichlet_draw() -> None:
     alpha, clients = 0.3, 4
     drawn = [
-        counts(draw(f"dirichlet(alpha={alpha}, minimum=1)", table(2_000, 50), clients, s), table(2_000, 50).labels, 50)
+        counts(
+            draw(f"dirichlet(alpha={alpha}, minimum=1)", table(2_000, 50), clients, s),
+            table(2_000, 50).labels,
+            50,
+        )
         for s in range(40)
     ]
     share = np.concatenate(drawn, axis=1) / 2_000
@@ -198,7 +227,8 @@ def test_fedgen_tests_a_client_on_forty_images_of_each_label_it_owns_and_on_noth
 
 def test_a_fedgen_client_that_reached_its_cap_waits() -> None:
     split = draw("dirichlet(form='fedgen')", FEDGEN, 20)
-    for own in split.train:  # lists are class by class, so all but the last class came before the cap
+    # lists are class by class, so all but the last class came before the cap
+    for own in split.train:
         assert len(own) - (FEDGEN.labels[own] == FEDGEN.labels[own[-1]]).sum() < 624
 
 
@@ -221,28 +251,52 @@ IMPOSSIBLE = [
     ("classes(per_client=9, form='star')", table(), 5, "cannot double 9"),
     ("classes(per_client=2, form='star')", table(3), 5, "class 0 has 3 examples"),
     ("classes(per_client=1, form='independent')", table(), 2, "class 0 has 60 examples"),
-    ("classes(per_client=6, form='independent')", table(1), 5, "client 0 of 5 without training examples"),
+    (
+        "classes(per_client=6, form='independent')",
+        table(1),
+        5,
+        "client 0 of 5 without training examples",
+    ),
     ("shards()", table(1), 6, "12 shards cannot be cut from 10 examples"),
     ("iid()", table(1), 11, "11 clients cannot share 10 training examples"),
     ("iid()", table(), 0, "at least one client"),
     ("dirichlet(minimum=121)", table(), 5, "5 clients with at least 121 examples each need 605"),
-    ("dirichlet(alpha=0.1)", CIFAR, 500, f"{TRIES} draws with alpha=0.1 never divided 45000 examples among 500 clients"),
+    (
+        "dirichlet(alpha=0.1)",
+        CIFAR,
+        500,
+        f"{TRIES} draws with alpha=0.1 never divided 45000 examples among 500 clients",
+    ),
     ("dirichlet(alpha=1e-9, form='fedma')", CIFAR, 16, "the best left the smallest client with 0"),
-    ("dirichlet(form='fedgen', minimum=7)", table(), 1, "1 clients with at least 70 examples each need 70"),
-    ("dirichlet(form='fedgen', minimum=1, alpha=9.0)", table(60, 10, 4), 5, "without test examples"),
+    (
+        "dirichlet(form='fedgen', minimum=7)",
+        table(),
+        1,
+        "1 clients with at least 70 examples each need 70",
+    ),
+    (
+        "dirichlet(form='fedgen', minimum=1, alpha=9.0)",
+        table(60, 10, 4),
+        5,
+        "without test examples",
+    ),
     ("domains()", table(), 4, "5 clients, not 4"),
     ("domains()", table()._replace(domains=None), 5, "data that come in domains"),
 ]
 
 
 @pytest.mark.parametrize(("text", "data", "clients", "reason"), IMPOSSIBLE)
-def test_an_impossible_request_ends_with_a_reason(text: str, data: Table, clients: int, reason: str) -> None:
+def test_an_impossible_request_ends_with_a_reason(
+    text: str, data: Table, clients: int, reason: str
+) -> None:
     with pytest.raises(InputError, match=reason):
         draw(text, data, clients)
 
 
 def test_a_ratio_without_fedgen_is_refused_not_ignored() -> None:
-    with pytest.raises(InputError, match="ratio does not go with form='plain', only with form='fedgen'"):
+    with pytest.raises(
+        InputError, match="ratio does not go with form='plain', only with form='fedgen'"
+    ):
         PARTITIONS.one("dirichlet(ratio=0.5)")
 
 
@@ -267,7 +321,13 @@ def test_a_damaged_missing_or_foreign_file_is_refused_by_name(tmp_path: Path) ->
     whole = path.read_bytes()
     np.save(tmp_path / "array.npy", np.arange(3))
     foreign = (tmp_path / "array.npy").read_bytes()
-    for damaged in (b"", b"nonsense", whole[: len(whole) // 2], whole[:200] + b"\x01" + whole[201:], foreign):
+    for damaged in (
+        b"",
+        b"nonsense",
+        whole[: len(whole) // 2],
+        whole[:200] + b"\x01" + whole[201:],
+        foreign,
+    ):
         path.write_bytes(damaged)
         with pytest.raises(InputError, match=r"split\.npz"):
             Split.load(path)
@@ -289,7 +349,10 @@ def test_a_file_whose_lists_were_changed_is_refused(tmp_path: Path) -> None:
 def test_a_saved_split_must_fit_the_data_and_the_clients(tmp_path: Path) -> None:
     path = tmp_path / "split.npz"
     draw("iid()", table(), 5).save(path)
-    for data, clients, reason in ((table(), 4, "among 5 clients, not 4"), (table(59), 5, "do not exist; there are 590")):
+    for data, clients, reason in (
+        (table(), 4, "among 5 clients, not 4"),
+        (table(59), 5, "do not exist; there are 590"),
+    ):
         with pytest.raises(InputError, match=reason):
             draw(f"saved(path={str(path)!r})", data, clients)
 
@@ -300,13 +363,35 @@ def test_the_digest_changes_when_anything_changes() -> None:
         return Split(tuple(arrays[0]), None if test is None else tuple(arrays[1]), "").digest
 
     first = digest([[0, 1], [2]])
-    others = [[[1, 0], [2]], [[0], [1, 2]], [[2], [0, 1]], [[0, 1, 2]], [[0, 1], [2], []], [[0, 1], [3]]]
-    assert len({first, *map(digest, others), digest([[0, 1], [2]], []), digest([[0, 1], [2]], [[0], [1]])}) == 9
+    others = [
+        [[1, 0], [2]],
+        [[0], [1, 2]],
+        [[2], [0, 1]],
+        [[0, 1, 2]],
+        [[0, 1], [2], []],
+        [[0, 1], [3]],
+    ]
+    assert (
+        len(
+            {
+                first,
+                *map(digest, others),
+                digest([[0, 1], [2]], []),
+                digest([[0, 1], [2]], [[0], [1]]),
+            }
+        )
+        == 9
+    )
 
 
-@pytest.mark.parametrize(("text", "digest"), [("classes()", "a97c642e9069"), ("dirichlet(alpha=0.05)", "a0e34af39aca")])
-def test_a_key_means_the_same_split_on_every_machine_and_in_every_version(text: str, digest: str) -> None:
-    assert draw(text, LETTERS, 20).digest.startswith(digest)  # if this fails, earlier records cannot be continued: say so
+@pytest.mark.parametrize(
+    ("text", "digest"), [("classes()", "a97c642e9069"), ("dirichlet(alpha=0.05)", "a0e34af39aca")]
+)
+def test_a_key_means_the_same_split_on_every_machine_and_in_every_version(
+    text: str, digest: str
+) -> None:
+    # if this fails, earlier records cannot be continued: say so
+    assert draw(text, LETTERS, 20).digest.startswith(digest)
 
 
 def test_counts_add_up_to_what_everybody_holds() -> None:

@@ -1,4 +1,7 @@
-"""The pool engine: its numbers are serial's, its failures are told at once, and nothing of it stays behind."""
+"""The pool engine:
+
+its numbers are serial's, its failures are told at once, and nothing of it stays behind.
+"""
 
 import gc
 import os
@@ -42,7 +45,10 @@ DKD = "dkd(steps=3, batch_size=5, lr=0.3)"
 def images(seed: int = 0, dtype: torch.dtype = torch.float64) -> list[Pair]:
     draw = torch.Generator().manual_seed(seed)
     return [
-        (torch.randn(n, 1, 6, 6, generator=draw, dtype=dtype) + k, torch.randint(0, 3, (n,), generator=draw))
+        (
+            torch.randn(n, 1, 6, 6, generator=draw, dtype=dtype) + k,
+            torch.randint(0, 3, (n,), generator=draw),
+        )
         for k, n in enumerate(SIZES)
     ]
 
@@ -51,7 +57,12 @@ def network(norm: bool = False) -> nn.Module:
     torch.manual_seed(1)
     first = [nn.BatchNorm2d(4)] if norm else []
     return nn.Sequential(
-        nn.Conv2d(1, 4, 3, padding=1), *first, nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3)
+        nn.Conv2d(1, 4, 3, padding=1),
+        *first,
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(36, 3),
     ).double()
 
 
@@ -74,23 +85,39 @@ def played(
     """Some rounds on an engine: what the server and the clients hold in the end, and the rows."""
     model = functional(network(norm))
     initial = [model.initial(("init", seed)) for seed in seeds]
-    starts = [method.start(model, _as(params, dtype), _as(buffers, dtype)) for params, buffers in initial]
-    engine = make(model, [federation(images(seed, dtype)) for seed in seeds], [memo for _, memo in starts], dtype)
+    starts = [
+        method.start(model, _as(params, dtype), _as(buffers, dtype)) for params, buffers in initial
+    ]
+    engine = make(
+        model,
+        [federation(images(seed, dtype)) for seed in seeds],
+        [memo for _, memo in starts],
+        dtype,
+    )
     runs = [Run(at, seed, starts[at][0], has_validation=False) for at, seed in enumerate(seeds)]
     protocol = fitting_protocol(method, own_tests=False)
     try:
-        rows = list(play(method, model, engine, runs, cohort=cohort, last=rounds, protocol=protocol))
+        rows = list(
+            play(method, model, engine, runs, cohort=cohort, last=rounds, protocol=protocol)
+        )
         return End([run.state for run in runs], rows, dict(engine.memos))
     finally:
         engine.close()
 
 
 def _as(group: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    return {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in group.items()}
+    return {
+        name: tensor.to(dtype) if tensor.is_floating_point() else tensor
+        for name, tensor in group.items()
+    }
 
 
 def flat(groups: Groups) -> dict[str, Tensor]:
-    return {f"{group}.{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
+    return {
+        f"{group}.{name}": tensor
+        for group, tensors in groups.items()
+        for name, tensor in tensors.items()
+    }
 
 
 def apart(a: Groups, b: Groups) -> float:
@@ -104,7 +131,11 @@ two_workers = partial(Pool, workers=2)
 
 def processes() -> set[int]:
     """Children of this process, whoever started them."""
-    return {int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+    return {
+        int(pid)
+        for task in Path("/proc/self/task").iterdir()
+        for pid in (task / "children").read_text().split()
+    }
 
 
 def open_files() -> set[str]:
@@ -195,8 +226,10 @@ def test_a_method_of_ones_own_needs_no_spelling() -> None:
 
 
 def test_workers_are_forked_once_for_each_phase() -> None:
-    assert len(crews(fedavg(epochs=1), rounds=3)) == 1 + 1  # for local training, and for the first evaluation
-    assert len(crews(parse(f"fedavg() | {DKD}"), rounds=3)) == 1 + 1 + 1  # that of the average comes before distillation
+    # for local training, and for the first evaluation
+    assert len(crews(fedavg(epochs=1), rounds=3)) == 1 + 1
+    # that of the average comes before distillation
+    assert len(crews(parse(f"fedavg() | {DKD}"), rounds=3)) == 1 + 1 + 1
 
 
 def crews(method: Method, rounds: int) -> set[tuple[int, ...]]:
@@ -215,7 +248,10 @@ def crews(method: Method, rounds: int) -> set[tuple[int, ...]]:
 
 
 def test_workers_hear_of_memos_that_are_taken_back() -> None:
-    """Every local exchange is done without memos first, and then with those held before: what counts is as on serial."""
+    """Every local exchange is done without memos first, and then with those held before:
+
+    what counts is as on serial.
+    """
     method = parse(f"fedbn({LOCAL}) | {DKD}")
 
     class Undoing(Pool):
@@ -225,11 +261,15 @@ def test_workers_hear_of_memos_that_are_taken_back() -> None:
             bare = super().exchange(exchange, orders) if exchange.phase.name == "local" else []
             self.restore(0, held)
             replies = super().exchange(exchange, orders)
-            bares.extend(apart(a.collected, b.collected) for a, b in zip(bare, replies, strict=False))
+            bares.extend(
+                apart(a.collected, b.collected) for a, b in zip(bare, replies, strict=False)
+            )
             return replies
 
     bares: list[float] = []
-    ours, theirs = (played(make, method, norm=True) for make in (partial(Undoing, workers=2), Serial))
+    ours, theirs = (
+        played(make, method, norm=True) for make in (partial(Undoing, workers=2), Serial)
+    )
     assert apart(ours.states[0], theirs.states[0]) == 0
     assert (bares[0], bares[1] > 1e-3) == (0, True)  # to have no memo is to have the first
 
@@ -245,7 +285,9 @@ def test_workers_that_have_nothing_to_do_hear_of_memos_all_the_same() -> None:
         for cohort in ((0, 1, 2, 3), (0,), (0, 1, 2, 3)):
             if cohort == (0,):
                 engine.restore(0, {0: other})
-            found += engine.exchange(Exchange(PHASES["test"]), [Order(0, sent, cohort, ("evaluate",))])
+            found += engine.exchange(
+                Exchange(PHASES["test"]), [Order(0, sent, cohort, ("evaluate",))]
+            )
         engine.close()
         return [reply.collected["tally"]["loss"] for reply in found]
 
@@ -260,9 +302,19 @@ def test_an_evaluation_is_shared_out_batch_by_batch_and_adds_up_to_the_same_bits
     few = replace(PHASES["test"], reads=replace(PHASES["test"].reads, batch_size=3))
     order = Order(0, {"params": params, "buffers": buffers}, (SERVER, 0, 1, 2), ("evaluate",))
     held = [replace(federation(images()), own_test=tuple(np.arange(n) for n in (5, 1, 10, 1)))]
-    pool, serial = two_workers(model, held, [{}], torch.float64), Serial(model, held, [{}], torch.float64)
-    assert [task.batch for task in pool._longest_first(few, [order]) if task.client == SERVER] == [0, 1, 2, 3]
-    ours, theirs = (engine.exchange(Exchange(few), [order])[0].collected["tally"] for engine in (pool, serial))
+    pool, serial = (
+        two_workers(model, held, [{}], torch.float64),
+        Serial(model, held, [{}], torch.float64),
+    )
+    assert [task.batch for task in pool._longest_first(few, [order]) if task.client == SERVER] == [
+        0,
+        1,
+        2,
+        3,
+    ]
+    ours, theirs = (
+        engine.exchange(Exchange(few), [order])[0].collected["tally"] for engine in (pool, serial)
+    )
     pool.close()
     assert [torch.equal(ours[name], theirs[name]) for name in theirs] == [True] * 3
 
@@ -284,7 +336,9 @@ def test_steps_that_come_often_are_traced_which_changes_no_bit(
 def trace_from(steps: int, monkeypatch: pytest.MonkeyPatch, told: Path) -> None:
     """Trace after so many steps, and make a file when that is tried: it is done by workers."""
 
-    def noting(function: Callable[..., list[Tensor]], *example: Tensor) -> Callable[..., list[Tensor]]:
+    def noting(
+        function: Callable[..., list[Tensor]], *example: Tensor
+    ) -> Callable[..., list[Tensor]]:
         told.touch()
         return trimmed(function, *example)
 
@@ -368,7 +422,10 @@ def misread() -> None:
 
 def test_a_failing_client_is_reported_as_by_serial() -> None:
     for make in (two_workers, Serial):
-        with pytest.raises(ClientError, match=r"^client 2 failed in phase 'local', key \(3, 1, 0, 1, 2\): no power$"):
+        with pytest.raises(
+            ClientError,
+            match=r"^client 2 failed in phase 'local', key \(3, 1, 0, 1, 2\): no power$",
+        ):
             played(make, failing(refuse), cohort=4)
 
 
@@ -380,14 +437,22 @@ def test_a_users_mistake_stays_one() -> None:
 @pytest.mark.parametrize(
     ("act", "fate"),
     [
-        (lambda: os.kill(os.getpid(), signal.SIGKILL), "was ended by SIGKILL, perhaps for want of memory"),
+        (
+            lambda: os.kill(os.getpid(), signal.SIGKILL),
+            "was ended by SIGKILL, perhaps for want of memory",
+        ),
         (lambda: os._exit(7), r"ended \(exit status 7\)"),
         (lambda: sys.exit(3), r"ended \(exit status 1\)"),
     ],
 )
-def test_a_worker_that_dies_is_an_error_that_names_its_client(act: Callable[[], object], fate: str) -> None:
+def test_a_worker_that_dies_is_an_error_that_names_its_client(
+    act: Callable[[], object], fate: str
+) -> None:
     began = time.monotonic()
-    with pytest.raises(ClientError, match=rf"^client 2 failed in phase 'local', key \(3, 1, 0, 1, 2\): its worker .* {fate}$"):
+    with pytest.raises(
+        ClientError,
+        match=rf"^client 2 failed in phase 'local', key \(3, 1, 0, 1, 2\): its worker .* {fate}$",
+    ):
         played(two_workers, failing(act), cohort=4)
     assert time.monotonic() - began < 5
 
@@ -457,7 +522,10 @@ def program(text: str) -> list[str]:
 
 
 def test_a_program_that_used_torch_with_two_threads_before_does_not_hang() -> None:
-    text = "played(two_workers, parse('fedavg(epochs=1) | dkd(steps=2)')); print(torch.get_num_threads())"
+    text = (
+        "played(two_workers, parse('fedavg(epochs=1) | dkd(steps=2)'));"
+        " print(torch.get_num_threads())"
+    )
     done = subprocess.run(program(text), capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout.strip()) == (0, "2"), done.stderr
 

@@ -22,7 +22,10 @@ from feddkd.runs.record import find
 from feddkd.runs.runner import execute
 from small import clients, network, run
 
-PRIVATE = "fedavg(epochs=1, batch_size=8, clip=1.0, noise=1.1) | dkd(steps=3, batch_size=8, clip=0.5, noise=2.0%s)"
+PRIVATE = (
+    "fedavg(epochs=1, batch_size=8, clip=1.0, noise=1.1) | dkd(steps=3, batch_size=8, clip=0.5,"
+    " noise=2.0%s)"
+)
 
 
 def last(multipliers: list[float], clients: int, cohort: int, delta: float) -> float:
@@ -30,9 +33,14 @@ def last(multipliers: list[float], clients: int, cohort: int, delta: float) -> f
 
 
 def delta_of_gaussians(epsilon: float, multipliers: list[float]) -> float:
-    """The whole trade-off of composed Gaussian mechanisms (Balle, Wang 2018; Dong, Roth, Su 2022): mu^2 = sum 1 / sigma_i^2."""
+    """The whole trade-off of composed Gaussian mechanisms (Balle, Wang 2018; Dong, Roth, Su 2022):
+
+    mu^2 = sum 1 / sigma_i^2.
+    """
     mu = math.sqrt(sum(z**-2 for z in multipliers))
-    return float(norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu))
+    return float(
+        norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu)
+    )
 
 
 @pytest.mark.parametrize("delta", [1e-6, 1e-2])
@@ -41,7 +49,9 @@ def test_with_everybody_epsilon_is_that_of_the_closed_form(rounds: int, delta: f
     releases = [5.0, *[20.0] * 3]
     method = parse("fedavg(clip=1.0, noise=5.0) | dkd(steps=3, clip=1.0, noise=20.0)")
     found = last([multiplier(method, 1)] * rounds, 7, 7, delta)
-    assert delta_of_gaussians(found, [z / 2 for z in releases] * rounds) == pytest.approx(delta, rel=1e-6)
+    assert delta_of_gaussians(found, [z / 2 for z in releases] * rounds) == pytest.approx(
+        delta, rel=1e-6
+    )
 
 
 def test_it_is_what_the_accountants_say_themselves_of_the_releases_one_by_one() -> None:
@@ -56,13 +66,22 @@ def test_it_is_what_the_accountants_say_themselves_of_the_releases_one_by_one() 
     assert last([z] * rounds, 100, 100, delta) == pytest.approx(losses.get_epsilon(delta), rel=1e-3)
 
 
-@pytest.mark.parametrize(("size", "cohort", "tight"), [(1, 1, True), (2, 1, False), (4, 2, False), (10, 1, False)])
+@pytest.mark.parametrize(
+    ("size", "cohort", "tight"), [(1, 1, True), (2, 1, False), (4, 2, False), (10, 1, False)]
+)
 @pytest.mark.parametrize("z", [0.8, 3.0])
-def test_no_two_federations_are_easier_to_tell_apart_than_it_promises(size: int, cohort: int, tight: bool, z: float) -> None:
-    """One client's update is clip = 1 here and -1 there, the others' are 0: the densities are known, and so is the true delta."""
+def test_no_two_federations_are_easier_to_tell_apart_than_it_promises(
+    size: int, cohort: int, tight: bool, z: float
+) -> None:
+    """One client's update is clip = 1 here and -1 there, the others' are 0:
+
+    the densities are known, and so is the true delta.
+    """
     delta = 1e-2
     epsilon = last([z], size, cohort, delta)
-    sums = [sum(1.0 for client in drawn if client == 0) for drawn in combinations(range(size), cohort)]
+    sums = [
+        sum(1.0 for client in drawn if client == 0) for drawn in combinations(range(size), cohort)
+    ]
 
     def density(x: float, sign: float) -> float:
         return float(np.mean([norm.pdf(x, sign * centre, z) for centre in sums]))
@@ -98,7 +117,9 @@ def test_rounds_before_the_warm_up_is_over_release_the_update_alone() -> None:
 
 @pytest.mark.parametrize("noise", [1e-9, 1e-6, 1e-3, 1e6])
 def test_absurd_noise_has_an_epsilon_too(noise: float) -> None:
-    z = multiplier(parse(f"fedavg(clip=1.0, noise={noise}) | dkd(steps=2, clip=1.0, noise={noise})"), 1)
+    z = multiplier(
+        parse(f"fedavg(clip=1.0, noise={noise}) | dkd(steps=2, clip=1.0, noise={noise})"), 1
+    )
     first, second = epsilons([z, z], 10, 2, 1e-3)
     assert 0 <= first <= second
     assert (second == math.inf) is (noise < 1e-6)
@@ -107,7 +128,9 @@ def test_absurd_noise_has_an_epsilon_too(noise: float) -> None:
 def test_only_what_clients_upload_counts() -> None:
     quiet = "fedavg(clip=1.0, noise=1.1) | server_adam()"
     assert multiplier(parse(quiet), 1) == pytest.approx(1.1)
-    assert multiplier(parse("data_sharing(warmup_steps=3, clip=1.0, noise=1.1)"), 1) == pytest.approx(1.1)
+    assert multiplier(
+        parse("data_sharing(warmup_steps=3, clip=1.0, noise=1.1)"), 1
+    ) == pytest.approx(1.1)
     for bare in ("fedavg() | dkd(clip=1.0, noise=1.0)", "fedavg(clip=1.0, noise=1.0) | dkd()"):
         assert multiplier(parse(bare), 1) == 0
 
@@ -118,11 +141,16 @@ def test_only_what_clients_upload_counts() -> None:
 def test_every_row_says_what_has_been_spent(caplog: pytest.LogCaptureFixture) -> None:
     rows = run(PRIVATE % "", clients((9, 9, 9, 9)), network(), cohort=2, rounds=3).history
     expected = list(epsilons([multiplier(parse(PRIVATE % ""), 1)] * 3, 4, 2, 1 / 40))
-    assert [(row["epsilon"], row["delta"]) for row in rows] == [(epsilon, 1 / 40) for epsilon in expected]
+    assert [(row["epsilon"], row["delta"]) for row in rows] == [
+        (epsilon, 1 / 40) for epsilon in expected
+    ]
     assert not caplog.records
     (row,) = run(PRIVATE % "", clients(), network(), rounds=1, delta=1e-5).history
     assert row["delta"] == 1e-5
-    assert "epsilon" not in run("fedavg(epochs=1, clip=1.0)", clients(), network(), rounds=1).history[0]
+    assert (
+        "epsilon"
+        not in run("fedavg(epochs=1, clip=1.0)", clients(), network(), rounds=1).history[0]
+    )
     with pytest.raises(InputError, match="delta must be > 0 and < 1"):
         run(PRIVATE % "", clients(), network(), delta=1.0)
 
@@ -137,7 +165,11 @@ def test_an_upload_without_noise_makes_epsilon_infinite_and_that_is_said(
             "fedavg(epochs=1)",
         )
         for method in methods:
-            execute([Experiment(method, model="mlp(hidden='8')", clients=4, rounds=1, delta=1e-3)], out=tmp_path, engine="serial")
+            execute(
+                [Experiment(method, model="mlp(hidden='8')", clients=4, rounds=1, delta=1e-3)],
+                out=tmp_path,
+                engine="serial",
+            )
     assert [record.getMessage() for record in caplog.records] == [
         "what clients upload in phase 'local' goes without noise: epsilon is infinite"
     ]
@@ -159,7 +191,9 @@ def test_a_run_that_goes_on_goes_on_counting() -> None:
     assert whole[2:] == rest[:3]
 
 
-def test_without_the_library_noise_is_refused_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_noise_is_refused_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.raises(InputError, match=r"pip install 'feddkd\[privacy\]'"):
         run(PRIVATE % "", clients(), network())

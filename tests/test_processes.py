@@ -12,7 +12,10 @@ from feddkd import InputError
 from feddkd.flower.deployment.processes import Processes
 
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(100)"]
-DEAF = "import signal, time; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); time.sleep(100)"
+DEAF = (
+    "import signal, time; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True);"
+    " time.sleep(100)"
+)
 
 
 def alive(pid: int) -> bool:
@@ -29,7 +32,9 @@ def gone(pids: list[int], seconds: float = 10.0) -> bool:
     return not any(map(alive, pids))
 
 
-def test_a_block_that_breaks_ends_what_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_that_breaks_ends_what_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("feddkd.flower.deployment.processes.PATIENCE", 0.3)
     pids: list[int] = []
 

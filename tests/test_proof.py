@@ -1,4 +1,7 @@
-"""The proof before a run: a functional form that computes something else is refused, with the layer's name."""
+"""The proof before a run:
+
+a functional form that computes something else is refused, with the layer's name.
+"""
 
 from dataclasses import replace
 
@@ -67,7 +70,13 @@ class Sums(nn.Module):
 
 @pytest.mark.parametrize(
     ("net", "couples"),
-    [(nn.Linear(5, 3), False), (nn.LayerNorm(5), False), (network(), True), (Sums(), True), (nn.Dropout(0.5), False)],
+    [
+        (nn.Linear(5, 3), False),
+        (nn.LayerNorm(5), False),
+        (network(), True),
+        (Sums(), True),
+        (nn.Dropout(0.5), False),
+    ],
     ids=["linear", "layer norm", "batch norm", "a buffer", "dropout"],
 )
 def test_networks_that_couple_examples_are_found_by_trying(net: nn.Module, couples: bool) -> None:

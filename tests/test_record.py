@@ -26,7 +26,13 @@ FEDDKD = "fedavg(epochs=1, batch_size=32) | dkd(steps=2)"
 
 
 def experiment(**keys: Any) -> Experiment:
-    tiny = {"method": FEDDKD, "partition": "classes(per_client=2)", "model": "mlp(hidden='8')", "clients": 5, "rounds": 2}
+    tiny = {
+        "method": FEDDKD,
+        "partition": "classes(per_client=2)",
+        "model": "mlp(hidden='8')",
+        "clients": 5,
+        "rounds": 2,
+    }
     return Experiment(**{**tiny, **keys})
 
 
@@ -36,7 +42,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs")
     for method in (FEDDKD, "fedavg(epochs=1, batch_size=32)"):
         for seed in (0, 1):
-            execute([experiment(method=method, seed=seed, target=0.15, split_seed=0)], out=out, engine="serial")
+            execute(
+                [experiment(method=method, seed=seed, target=0.15, split_seed=0)],
+                out=out,
+                engine="serial",
+            )
     return out
 
 
@@ -81,7 +91,10 @@ def test_the_manifest_says_what_was_run_on_what(runs: Path) -> None:
     assert manifest["canonical"] == e.canonical
     assert manifest["digest"] == e.digest
     assert manifest["data"]["digest"] == prepared.data.digest
-    assert manifest["partition"] == {"digest": prepared.split.digest, "sizes": prepared.federation.sizes}
+    assert manifest["partition"] == {
+        "digest": prepared.split.digest,
+        "sizes": prepared.federation.sizes,
+    }
     assert manifest["protocol"]["test_accuracy"] == "the global model on the whole test set"
     assert manifest["parameters"] == 8 * 64 + 8 + 8 * 10 + 10
     assert manifest["engine"] == {"name": "serial"}
@@ -93,7 +106,9 @@ def test_the_rounds_are_the_same_byte_by_byte_when_run_again(runs: Path, tmp_pat
     e = experiment(seed=1, split_seed=0)
     execute([e], out=tmp_path, engine="serial")
     for name in ("rounds.jsonl", "final.safetensors"):
-        assert (tmp_path / folder_name(e) / name).read_bytes() == (runs / folder_name(e) / name).read_bytes()
+        assert (tmp_path / folder_name(e) / name).read_bytes() == (
+            runs / folder_name(e) / name
+        ).read_bytes()
 
 
 def test_each_row_has_accuracies_by_protocol_and_costs(runs: Path) -> None:
@@ -117,7 +132,11 @@ def test_a_run_that_diverges_still_writes_json(tmp_path: Path) -> None:
 
 def test_rows_are_on_disk_as_soon_as_they_are_there(tmp_path: Path) -> None:
     e, seen = experiment(), []
-    execute_watched([e], out=tmp_path, on_row=lambda _, row: seen.append(len(lines(tmp_path / folder_name(e) / "rounds.jsonl"))))
+    execute_watched(
+        [e],
+        out=tmp_path,
+        on_row=lambda _, row: seen.append(len(lines(tmp_path / folder_name(e) / "rounds.jsonl"))),
+    )
     assert seen == [1, 2]
 
 
@@ -138,14 +157,26 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_a_table_shows_mean_and_population_std_over_seeds(runs: Path) -> None:
     expected = {}
     for method, label in ((FEDDKD, "fedavg | dkd"), ("fedavg(epochs=1, batch_size=32)", "fedavg")):
-        rows = [lines(runs / folder_name(experiment(method=method, seed=s, split_seed=0)) / "rounds.jsonl") for s in (0, 1)]
-        best = [100 * max(row, key=lambda r: r["validation_accuracy"])["test_accuracy"] for row in rows]
+        rows = [
+            lines(
+                runs / folder_name(experiment(method=method, seed=s, split_seed=0)) / "rounds.jsonl"
+            )
+            for s in (0, 1)
+        ]
+        best = [
+            100 * max(row, key=lambda r: r["validation_accuracy"])["test_accuracy"] for row in rows
+        ]
         last = [100 * row[-1]["test_accuracy"] for row in rows]
         average = [100 * row[-1].get("average_test_accuracy", np.nan) for row in rows]
-        cells = [f"{np.mean(v):.2f}±{np.std(v):.2f}" if np.isfinite(v).all() else "-" for v in (best, last, average)]
+        cells = [
+            f"{np.mean(v):.2f}±{np.std(v):.2f}" if np.isfinite(v).all() else "-"
+            for v in (best, last, average)
+        ]
         hits = [next((r for r in row if r["test_accuracy"] >= 0.15), None) for row in rows]
         hit = [r for r in hits if r]
-        costs = [np.mean([r[name] for r in hit]) for name in ("round", "communications", "local_steps")]
+        costs = [
+            np.mean([r[name] for r in hit]) for name in ("round", "communications", "local_steps")
+        ]
         costs.append(np.mean([r["bytes_up"] + r["bytes_down"] for r in hit]) / 1e6)
         expected[label] = [*cells, f"{len(hit)}/2", *(f"{cost:.4g}" for cost in costs)]
     text = shown(table(find(runs)))
@@ -158,7 +189,11 @@ def test_a_table_of_the_demos_methods_fits_eighty_columns(runs: Path) -> None:
     records = find(runs)
     for record in records:  # as wide as the numbers get
         for row in record.history:
-            row.update(test_accuracy=0.85 + 0.1 * record.manifest["canonical"]["seed"], communications=1650, local_steps=4500.5)
+            row.update(
+                test_accuracy=0.85 + 0.1 * record.manifest["canonical"]["seed"],
+                communications=1650,
+                local_steps=4500.5,
+            )
             row.update(bytes_up=400_000_000, bytes_down=400_000_000)
     page = table(records)
     assert max(map(len, shown(page, 200))) <= 80
@@ -191,7 +226,9 @@ def test_runs_cut_short_are_counted_and_said_to_be(runs: Path, tmp_path: Path) -
     folder = find(tmp_path)[0].folder
     first, _ = (folder / "rounds.jsonl").read_text().splitlines()
     (folder / "rounds.jsonl").write_text(first + "\n")
-    assert "unfinished, and taken as they stand: 1 of 4 runs" in " ".join(shown(table(find(tmp_path))))
+    assert "unfinished, and taken as they stand: 1 of 4 runs" in " ".join(
+        shown(table(find(tmp_path)))
+    )
 
 
 def test_a_torn_last_line_does_not_count(runs: Path, tmp_path: Path) -> None:
@@ -202,8 +239,16 @@ def test_a_torn_last_line_does_not_count(runs: Path, tmp_path: Path) -> None:
     assert find(tmp_path)[0].history == before.history
 
 
-@pytest.mark.parametrize(("name", "content"), [("manifest.json", "{}"), ("manifest.json", "[1"), ("manifest.json", "[]"),
-                                               ("rounds.jsonl", '{"round": 1\n'), ("timings.jsonl", "{}\n")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("manifest.json", "{}"),
+        ("manifest.json", "[1"),
+        ("manifest.json", "[]"),
+        ("rounds.jsonl", '{"round": 1\n'),
+        ("timings.jsonl", "{}\n"),
+    ],
+)
 def test_a_damaged_run_is_named(runs: Path, tmp_path: Path, name: str, content: str) -> None:
     shutil.copytree(runs, tmp_path / "copy")
     folder = find(tmp_path)[0].folder
@@ -220,7 +265,13 @@ def test_a_folder_without_runs_is_an_error_that_says_how_to_make_some(tmp_path: 
 
 
 HISTORY: list[dict[str, Any]] = [
-    {"round": t, "test_accuracy": test, "validation_accuracy": validation, "communications": t, "local_steps": 1.5 * t}
+    {
+        "round": t,
+        "test_accuracy": test,
+        "validation_accuracy": validation,
+        "communications": t,
+        "local_steps": 1.5 * t,
+    }
     | {"bytes_up": t, "bytes_down": t}
     for t, test, validation in [(1, 0.5, 0.6), (2, 0.7, 0.8), (3, 0.9, 0.8), (4, 0.6, 0.7)]
 ]
@@ -228,20 +279,34 @@ HISTORY: list[dict[str, Any]] = [
 
 def test_the_best_round_is_the_first_of_those_best_in_validation() -> None:
     summary = summarise(HISTORY)
-    assert (summary["best_round"], summary["test_accuracy"], summary["final_test_accuracy"]) == (2, 0.7, 0.6)
+    assert (summary["best_round"], summary["test_accuracy"], summary["final_test_accuracy"]) == (
+        2,
+        0.7,
+        0.6,
+    )
     assert (summary["rounds"], summary["communications"], summary["local_steps"]) == (4, 4, 6.0)
     assert summary["selection"] == "best validation round"
 
 
 def test_without_validation_the_best_round_is_said_to_be_picked_by_test() -> None:
-    history = [{key: value for key, value in row.items() if key != "validation_accuracy"} for row in HISTORY]
+    history = [
+        {key: value for key, value in row.items() if key != "validation_accuracy"}
+        for row in HISTORY
+    ]
     assert (summarise(history)["best_round"], summarise(history)["test_accuracy"]) == (3, 0.9)
     assert "no validation set" in summarise(history)["selection"]
 
 
 def test_the_price_of_a_target_is_paid_up_to_the_first_round_that_reaches_it() -> None:
     reached = to_target(HISTORY, 0.7)
-    assert reached == {"target": 0.7, "round": 2, "communications": 2, "local_steps": 3.0, "bytes_up": 2, "bytes_down": 2}
+    assert reached == {
+        "target": 0.7,
+        "round": 2,
+        "communications": 2,
+        "local_steps": 3.0,
+        "bytes_up": 2,
+        "bytes_down": 2,
+    }
     assert to_target(HISTORY, 0.95) is None
     assert summarise(HISTORY, 0.7)["to_target"] == reached
 

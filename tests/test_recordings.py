@@ -1,5 +1,7 @@
-"""Recorded steps without a GPU. What only a GPU has is replaced: a graph carries its function out when it is replayed, streams
-wait for nobody, and nothing is compiled. What is left, the fixed places and who writes where and when, is as on CUDA."""
+"""Recorded steps without a GPU. What only a GPU has is replaced: a graph carries its function out
+when it is replayed, streams wait for nobody, and nothing is compiled. What is left, the fixed
+places and who writes where and when, is as on CUDA.
+"""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -26,8 +28,10 @@ from feddkd.rounds.evaluation import Protocol
 from feddkd.rounds.loop import Run, play
 from test_engines import METHODS, apart, cohorts_of, distillations, network, oracle, run, world
 
-SEEDS, UNEQUAL = (0, 1), (28, 36, 8, 44)  # six lanes of which in every round one leaves first, whose place compiled programs keep
-MOMENTUM = "fedprox(epochs=1, batch_size=8, lr=0.1, momentum=0.5, mu=1)"  # a step that reads what was sent
+# six lanes of which in every round one leaves first, whose place compiled programs keep
+SEEDS, UNEQUAL = (0, 1), (28, 36, 8, 44)
+# a step that reads what was sent
+MOMENTUM = "fedprox(epochs=1, batch_size=8, lr=0.1, momentum=0.5, mu=1)"
 ADAM = "fedavg(epochs=1, batch_size=8, optimiser='adam', lr=0.01, eps=0.001)"
 FEDBN_DKD = METHODS[7]
 TRACED, SETTLED = trace.traced, trace.settle_numbers
@@ -60,11 +64,17 @@ def recorded(function: Callable[[], None], pool: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def _without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, double in {"Stream": Stream, "current_stream": Stream, "stream": nullcontext, "graph_pool_handle": object}.items():
+    for name, double in {
+        "Stream": Stream,
+        "current_stream": Stream,
+        "stream": nullcontext,
+        "graph_pool_handle": object,
+    }.items():
         monkeypatch.setattr(torch.cuda, name, double)
     monkeypatch.setattr(cuda_folds, "STRIDE", 2)  # rounds are short here
     monkeypatch.setattr(cuda_graph, "WARM_UP", 1)
-    monkeypatch.setattr(trace, "traced", lambda function, *_: function)  # which takes most of the time
+    # which takes most of the time
+    monkeypatch.setattr(trace, "traced", lambda function, *_: function)
     monkeypatch.setattr(trace, "settle_numbers", lambda function: function)
     monkeypatch.setattr(torch, "compile", lambda module, **_: module)
     monkeypatch.setattr(cuda_graph, "recorded", recorded)
@@ -87,7 +97,9 @@ def test_so_do_private_tensors_and_distillation(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", [name for name, way in WAYS.items() if way.compiled])
-def test_so_does_what_is_traced_before_it_is_recorded(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_so_does_what_is_traced_before_it_is_recorded(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(trace, "traced", TRACED)
     monkeypatch.setattr(trace, "settle_numbers", SETTLED)
     found, _ = run(Batched, METHODS[1], False, strategy=way)
@@ -102,21 +114,36 @@ def test_so_do_chunks_of_lanes() -> None:
 def test_trials_leave_nothing_behind(caplog: pytest.LogCaptureFixture) -> None:
     found, _ = run(Batched, MOMENTUM, False, strategy="auto")
     assert apart(found, oracle(MOMENTUM, False)[0]) < 1e-12
-    assert not [record for record in caplog.records if record.levelname == "WARNING"], "every way works"
+    assert not [record for record in caplog.records if record.levelname == "WARNING"], (
+        "every way works"
+    )
 
 
 @two_ways
 def test_runs_one_after_another_on_one_engine_are_what_each_is_alone(way: str) -> None:
     model, method = functional(network(True)), parse(MOMENTUM)
     starts = [method.start(model, *model.initial(("init", seed))) for seed in SEEDS]
-    host = Batched(model, [world(seed) for seed in SEEDS], [memo for _, memo in starts], torch.float64, strategy=way)
+    host = Batched(
+        model,
+        [world(seed) for seed in SEEDS],
+        [memo for _, memo in starts],
+        torch.float64,
+        strategy=way,
+    )
     runs = [Run(at, seed, starts[at][0], has_validation=True) for at, seed in enumerate(SEEDS)]
     for one in runs:
         list(play(method, model, host, [one], cohort=3, last=3, protocol=Protocol.GLOBAL))
-    assert apart([one.state for one in runs], [oracle(MOMENTUM, True, (seed,))[0][0] for seed in SEEDS]) < 1e-12
+    assert (
+        apart(
+            [one.state for one in runs], [oracle(MOMENTUM, True, (seed,))[0][0] for seed in SEEDS]
+        )
+        < 1e-12
+    )
 
 
-def uploads(engine: type[Any], sizes: tuple[int, ...], cohorts: Sequence[tuple[int, ...]], **options: Any) -> list[Any]:
+def uploads(
+    engine: type[Any], sizes: tuple[int, ...], cohorts: Sequence[tuple[int, ...]], **options: Any
+) -> list[Any]:
     """What cohorts gather that are asked one after another, all from the same start."""
     model, method = functional(network(False)), parse(MOMENTUM)
     state, memo = method.start(model, *model.initial(("init", 0)))
@@ -127,7 +154,9 @@ def uploads(engine: type[Any], sizes: tuple[int, ...], cohorts: Sequence[tuple[i
     return [host.exchange(exchange, [order])[0].collected for order in orders]
 
 
-def noting(function: Callable[..., Any], notes: list[Any], note: Callable[..., Any]) -> Callable[..., Any]:
+def noting(
+    function: Callable[..., Any], notes: list[Any], note: Callable[..., Any]
+) -> Callable[..., Any]:
     """The function, with a note of what it was given and found at every call."""
 
     def call(*given: Any) -> Any:
@@ -139,18 +168,31 @@ def noting(function: Callable[..., Any], notes: list[Any], note: Callable[..., A
 
 
 @two_ways
-def test_a_round_that_is_longer_than_the_recorded_one_is_recorded_anew(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_that_is_longer_than_the_recorded_one_is_recorded_anew(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows: list[int] = []
-    monkeypatch.setattr(Recording, "_record", noting(Recording._record, rows, lambda _, self, *given: len(self.indices)))
+    monkeypatch.setattr(
+        Recording,
+        "_record",
+        noting(Recording._record, rows, lambda _, self, *given: len(self.indices)),
+    )
     sizes, alone = (8, 40, 16, 64), [(0,), (1,), (2,), (3,)]  # of one batch, five, two and eight
-    assert apart(uploads(Batched, sizes, alone, strategy=way), uploads(Serial, sizes, alone)) < 1e-12
+    assert (
+        apart(uploads(Batched, sizes, alone, strategy=way), uploads(Serial, sizes, alone)) < 1e-12
+    )
     assert rows == [1, 8], "with room for longer ones to come"
 
 
 def test_only_where_steps_go_on_elsewhere_are_they_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     starts: list[int] = []
-    monkeypatch.setattr(Recording, "_load", noting(Recording._load, starts, lambda _, self, work, carry, start: start))
-    sizes, everybody = (8, 16, 24, 32, 40, 48), tuple(range(6))  # at every step one more has finished
+    monkeypatch.setattr(
+        Recording,
+        "_load",
+        noting(Recording._load, starts, lambda _, self, work, carry, start: start),
+    )
+    # at every step one more has finished
+    sizes, everybody = (8, 16, 24, 32, 40, 48), tuple(range(6))
     found = uploads(Batched, sizes, [everybody] * 2, strategy="fused")
     assert apart(found, uploads(Serial, sizes, [everybody] * 2)) < 1e-12
     assert starts[-5:] == [0, 2, 3, 4, 5], "five lanes go on in the places of six"
@@ -164,22 +206,40 @@ def test_no_later_replay_changes_a_gradient() -> None:
 
 @pytest.mark.parametrize("text", [MOMENTUM, METHODS[1]], ids=["some leave", "all end together"])
 @two_ways
-def test_no_later_replay_changes_a_result(way: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_later_replay_changes_a_result(
+    way: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     results: list[tuple[Any, Any]] = []
-    monkeypatch.setattr(Recordings, "run", noting(Recordings.run, results, lambda found, *_: (found, copies(found))))
+    monkeypatch.setattr(
+        Recordings, "run", noting(Recordings.run, results, lambda found, *_: (found, copies(found)))
+    )
     run(Batched, text, False, SEEDS, sizes=UNEQUAL, strategy=way)
     found, at_once = zip(*results, strict=True)
     assert apart(found, at_once) == 0
 
 
-def test_what_adam_computes_in_float64_is_written_out_once_for_each_lane_and_nothing_else_changes() -> None:
+def test_what_adam_computes_in_float64_is_written_out_once_for_each_lane_and_nothing_else_changes() -> (
+    None
+):
     random = torch.Generator().manual_seed(0)
-    w, g = ({"a": torch.randn(3, 4, 5, generator=random), "b": torch.randn(3, 7, generator=random)} for _ in range(2))
+    w, g = (
+        {"a": torch.randn(3, 4, 5, generator=random), "b": torch.randn(3, 7, generator=random)}
+        for _ in range(2)
+    )
     for optimiser, numbers in ((adam(weight_decay=0.01), 2), (sgd(momentum=0.9), 0)):
-        step, given = vmap(optimiser.update, (0, 0, 0, None)), (w, g, vmap(optimiser.init)(w), torch.tensor(0.01))
+        step, given = (
+            vmap(optimiser.update, (0, 0, 0, None)),
+            (w, g, vmap(optimiser.init)(w), torch.tensor(0.01)),
+        )
         module = SETTLED(TRACED(step, *given))
-        settled = [node for node in module.graph.nodes if node.target is torch.ops.feddkd.settled.default]
-        assert [node.meta["val"].shape for node in (node.args[0] for node in settled)] == [(3,)] * numbers
-        assert all(node.args[0].users == {node: None} for node in settled), "nobody reads what would be computed anew"
+        settled = [
+            node for node in module.graph.nodes if node.target is torch.ops.feddkd.settled.default
+        ]
+        assert [node.meta["val"].shape for node in (node.args[0] for node in settled)] == [
+            (3,)
+        ] * numbers
+        assert all(node.args[0].users == {node: None} for node in settled), (
+            "nobody reads what would be computed anew"
+        )
         pairs = zip(tree_leaves(module(*given)), tree_leaves(step(*given)), strict=True)
         assert all(torch.equal(found, expected) for found, expected in pairs)

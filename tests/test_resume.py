@@ -52,7 +52,9 @@ def test_it_goes_on_after_the_last_checkpoint_and_not_from_the_beginning(tmp_pat
     e = experiment()
     seen: list[Any] = []
     cut(4, [e], tmp_path, engine="serial")
-    execute_watched([e], out=tmp_path, engine="serial", on_row=lambda index, row: seen.append(row["round"]))
+    execute_watched(
+        [e], out=tmp_path, engine="serial", on_row=lambda index, row: seen.append(row["round"])
+    )
     assert seen == [4, 5, 6]
     manifest = json.loads((tmp_path / folder_name(e) / "manifest.json").read_text())
     assert [turn["after"] for turn in manifest["resumed"]] == [3]
@@ -65,10 +67,15 @@ def test_strategies_are_not_chosen_anew(tmp_path: Path) -> None:
     held = checkpoint.read(folder, e.digest, checkpoint.rounds(folder)[-1], torch.device("cpu"))
     assert held.engine["strategy"]
     execute([e], out=tmp_path, engine="batched")
-    assert json.loads((folder / "manifest.json").read_text())["engine"]["strategy"] == held.engine["strategy"]
+    assert (
+        json.loads((folder / "manifest.json").read_text())["engine"]["strategy"]
+        == held.engine["strategy"]
+    )
 
 
-def test_what_a_run_left_that_was_killed_between_its_summary_and_its_end_is_removed(tmp_path: Path) -> None:
+def test_what_a_run_left_that_was_killed_between_its_summary_and_its_end_is_removed(
+    tmp_path: Path,
+) -> None:
     e = experiment()
     cut(4, [e], tmp_path / "cut", engine="serial")
     execute([e], out=tmp_path / "whole", engine="serial")
@@ -95,10 +102,17 @@ def test_a_finished_run_is_left_alone_unless_it_is_asked_for_anew(tmp_path: Path
     seen: list[Any] = []
     first = execute([e], out=tmp_path, engine="serial")
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    assert execute_watched([e], out=tmp_path, engine="serial", on_row=lambda index, row: seen.append(row)) == first
+    assert (
+        execute_watched(
+            [e], out=tmp_path, engine="serial", on_row=lambda index, row: seen.append(row)
+        )
+        == first
+    )
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
     assert not seen
-    execute_watched([e], out=tmp_path, engine="serial", fresh=True, on_row=lambda index, row: seen.append(row))
+    execute_watched(
+        [e], out=tmp_path, engine="serial", fresh=True, on_row=lambda index, row: seen.append(row)
+    )
     assert len(seen) == 6
 
 
@@ -119,7 +133,12 @@ def test_seeds_cut_between_their_checkpoints_go_on_from_the_last_they_share(tmp_
     cut(4, runs, tmp_path / "cut", engine="serial")
     newest = tmp_path / "cut" / folder_name(runs[1]) / "checkpoints" / "round-000003.json"
     newest.unlink()
-    execute_watched(runs, out=tmp_path / "cut", engine="serial", on_row=lambda index, row: seen.append(row["round"]))
+    execute_watched(
+        runs,
+        out=tmp_path / "cut",
+        engine="serial",
+        on_row=lambda index, row: seen.append(row["round"]),
+    )
     assert seen == [3, 3, 4, 4, 5, 5, 6, 6]
     assert content(tmp_path / "cut") == content(tmp_path / "whole")
 
@@ -144,7 +163,9 @@ def test_a_torn_last_line_is_cut_and_redone(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".json", ".safetensors"])
-@pytest.mark.parametrize("damage", [lambda text: text[:-9], lambda text: text[:50] + b"?" + text[51:], lambda text: b""])
+@pytest.mark.parametrize(
+    "damage", [lambda text: text[:-9], lambda text: text[:50] + b"?" + text[51:], lambda text: b""]
+)
 def test_a_damaged_checkpoint_is_left_aside_and_the_one_before_it_taken(
     tmp_path: Path, suffix: str, damage: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -152,7 +173,12 @@ def test_a_damaged_checkpoint_is_left_aside_and_the_one_before_it_taken(
     seen: list[int] = []
     path = (folder / "checkpoints" / "round-000003").with_suffix(suffix)
     path.write_bytes(damage(path.read_bytes()))
-    execute_watched([e], out=tmp_path / "cut", engine="serial", on_row=lambda index, row: seen.append(row["round"]))
+    execute_watched(
+        [e],
+        out=tmp_path / "cut",
+        engine="serial",
+        on_row=lambda index, row: seen.append(row["round"]),
+    )
     assert seen == [3, 4, 5, 6]
     assert "round-000003" in caplog.text
     assert "left aside" in caplog.text
@@ -160,8 +186,13 @@ def test_a_damaged_checkpoint_is_left_aside_and_the_one_before_it_taken(
     assert content(tmp_path / "cut") == content(tmp_path / "whole")
 
 
-@pytest.mark.parametrize(("key", "value", "words"), [("digest", "0" * 64, "another experiment"), ("format", 99, "newer feddkd")])
-def test_a_checkpoint_of_another_experiment_or_format_is_refused(tmp_path: Path, key: str, value: Any, words: str) -> None:
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [("digest", "0" * 64, "another experiment"), ("format", 99, "newer feddkd")],
+)
+def test_a_checkpoint_of_another_experiment_or_format_is_refused(
+    tmp_path: Path, key: str, value: Any, words: str
+) -> None:
     e, folder = cut_run(tmp_path)
     path = folder / "checkpoints" / "round-000003.json"
     path.write_bytes(checkpoint.signed({**json.loads(path.read_text())["page"], key: value}))
@@ -172,7 +203,9 @@ def test_a_checkpoint_of_another_experiment_or_format_is_refused(tmp_path: Path,
 def test_a_run_whose_data_have_changed_is_refused(tmp_path: Path) -> None:
     e, folder = cut_run(tmp_path)
     manifest = json.loads((folder / "manifest.json").read_text())
-    (folder / "manifest.json").write_text(json.dumps({**manifest, "data": {**manifest["data"], "digest": "other"}}))
+    (folder / "manifest.json").write_text(
+        json.dumps({**manifest, "data": {**manifest["data"], "digest": "other"}})
+    )
     with pytest.raises(InputError, match="its data was"):
         execute([e], out=tmp_path / "cut", engine="serial")
 
@@ -185,7 +218,9 @@ def test_only_the_last_two_are_kept_and_none_once_it_is_finished(tmp_path: Path)
     assert not (folder / "checkpoints").exists()
 
 
-def test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     e, put = experiment(), checkpoint.put
 
     def full(path: Path, data: bytes) -> None:
@@ -207,7 +242,9 @@ def test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint(tmp_path: Path,
 # --- who may write
 
 
-def test_a_second_process_on_the_same_run_is_refused_with_the_name_of_the_first(tmp_path: Path) -> None:
+def test_a_second_process_on_the_same_run_is_refused_with_the_name_of_the_first(
+    tmp_path: Path,
+) -> None:
     e = experiment()
 
     def again(index: int, row: dict[str, Any]) -> None:
@@ -272,7 +309,11 @@ def test_a_signal_lets_the_round_end_and_the_next_start_goes_on(
 ) -> None:
     command = [sys.executable, "-c", SCRIPT, str(tmp_path / "cut")]
     with subprocess.Popen(
-        command, cwd=Path(__file__).parent, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        cwd=Path(__file__).parent,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     ) as process:
         assert process.stdout is not None
         while "4" not in process.stdout.readline():
@@ -283,7 +324,11 @@ def test_a_signal_lets_the_round_end_and_the_next_start_goes_on(
     assert "stopped after round" in text
     seen: list[int] = []
     execute_watched(
-        pair(), out=tmp_path / "cut", engine="serial", every=OFTEN, on_row=lambda index, row: seen.append(row["round"])
+        pair(),
+        out=tmp_path / "cut",
+        engine="serial",
+        every=OFTEN,
+        on_row=lambda index, row: seen.append(row["round"]),
     )
     assert 4 not in seen
     assert content(tmp_path / "cut") == content(whole)
@@ -291,6 +336,8 @@ def test_a_signal_lets_the_round_end_and_the_next_start_goes_on(
 
 def test_runs_killed_at_any_moment_end_in_the_same_bits() -> None:
     script = Path(__file__).parent / "sigkills.py"
-    done = subprocess.run([sys.executable, str(script), "10"], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, str(script), "10"], capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith("10 SIGKILLs")

@@ -1,4 +1,7 @@
-"""`feddkd run` with an engine's options: what is told along the way, and in which arithmetic runs compute."""
+"""`feddkd run` with an engine's options:
+
+what is told along the way, and in which arithmetic runs compute.
+"""
 
 import json
 import sys
@@ -18,12 +21,16 @@ rounds = 1
 
 
 @pytest.fixture
-def feddkd(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Any:
+def feddkd(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> Any:
     monkeypatch.chdir(tmp_path)
     Path("tiny.toml").write_text(TINY, encoding="utf-8")
 
     def call(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["feddkd", "run", "tiny.toml", "--engine", "batched", *words])
+        monkeypatch.setattr(
+            sys, "argv", ["feddkd", "run", "tiny.toml", "--engine", "batched", *words]
+        )
         with pytest.raises(SystemExit) as caught:
             main()
         return int(caught.value.code or 0), *capfd.readouterr()
@@ -41,8 +48,20 @@ def test_strategy_and_memory_plan_are_told_on_standard_error_and_recorded(feddkd
     status, _, err = feddkd()
     lines = err.splitlines()
     assert status == 0
-    assert sum(line.startswith("local, 4 lanes of 32: ") and "(ms a step: loop " in line for line in lines) == 1
-    assert sum(line.startswith("local, batches of 32: 4 lanes at once (a lane takes ") for line in lines) == 1
+    assert (
+        sum(
+            line.startswith("local, 4 lanes of 32: ") and "(ms a step: loop " in line
+            for line in lines
+        )
+        == 1
+    )
+    assert (
+        sum(
+            line.startswith("local, batches of 32: 4 lanes at once (a lane takes ")
+            for line in lines
+        )
+        == 1
+    )
     assert sum(line.startswith("distil, 1 x 4 clients of 64: ") for line in lines) == 1
     assert not any("evaluate" in line for line in lines)
     assert any(line.startswith("local, batches of 32") for line in manifest()["engine"]["memory"])
@@ -74,12 +93,23 @@ def test_fp64_and_fp32_are_every_engines_on_a_cpu(feddkd: Any, engine: str) -> N
     [
         ("--precision fp8", "unknown precision 'fp8'; there are: bf16, fp32, fp64, tf32"),
         ("--precision tf32", "precision 'tf32' is a GPU's"),
-        ("--precision bf16 --engine serial", "engine 'serial' computes in the experiment's dtype and knows no precision 'bf16'"),
-        ("--precision bf16 --set dtype=float64", "precision 'bf16' is for experiments of dtype float32"),
-        ("--precision fp64 --set sweep.dtype=['float32','float64']", "they differ in their dtype alone"),
+        (
+            "--precision bf16 --engine serial",
+            "engine 'serial' computes in the experiment's dtype and knows no precision 'bf16'",
+        ),
+        (
+            "--precision bf16 --set dtype=float64",
+            "precision 'bf16' is for experiments of dtype float32",
+        ),
+        (
+            "--precision fp64 --set sweep.dtype=['float32','float64']",
+            "they differ in their dtype alone",
+        ),
     ],
 )
-def test_a_precision_that_makes_no_sense_is_refused_in_one_line(feddkd: Any, words: str, complaint: str) -> None:
+def test_a_precision_that_makes_no_sense_is_refused_in_one_line(
+    feddkd: Any, words: str, complaint: str
+) -> None:
     status, _, err = feddkd(*words.split())
     assert status == 2
     assert complaint in err

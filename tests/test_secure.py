@@ -1,4 +1,6 @@
-"""Secure aggregation over Flower's Grid gives what plain exchanges give, whoever falls silent when, or nothing at all."""
+"""Secure aggregation over Flower's Grid gives what plain exchanges give, whoever falls silent when,
+or nothing at all.
+"""
 
 import json
 from collections.abc import Callable, Iterator
@@ -36,11 +38,28 @@ def _every_desk_stays_open() -> Iterator[None]:
         yield
 
 
-def secure(folder: Path, method: str, grid: Double | None = None, told: dict[str, Any] | None = None, **changes: Any) -> Double:
+def secure(
+    folder: Path,
+    method: str,
+    grid: Double | None = None,
+    told: dict[str, Any] | None = None,
+    **changes: Any,
+) -> Double:
     grid = grid or Double(NodeApp(), 4)
     experiment = {**SETTING, **FOUR, "method": method, **changes}
     config: dict[str, Any] = {f"experiment.{key}": value for key, value in experiment.items()}
-    serve(grid, {**config, "out": str(folder), "poll": 0.0, "deadline": 0.05, "join": 0.3, "secure": True, **(told or {})})
+    serve(
+        grid,
+        {
+            **config,
+            "out": str(folder),
+            "poll": 0.0,
+            "deadline": 0.05,
+            "join": 0.3,
+            "secure": True,
+            **(told or {}),
+        },
+    )
     return grid
 
 
@@ -75,8 +94,10 @@ def test_the_server_is_sent_nothing_but_masked_words(tmp_path: Path) -> None:
         secure(tmp_path / folder, FEDDKD, Double(NodeApp(), 4, look))
     assert len(seen) == 2 * 4 * 3
     words = torch.cat(seen)
-    assert len(set(words.tolist())) == len(words)  # the same uploads, twice; of the same numbers there would be many
-    assert apart(final(tmp_path / "one"), final(tmp_path / "other")) == 0  # and yet the sums are whole numbers
+    # the same uploads, twice; of the same numbers there would be many
+    assert len(set(words.tolist())) == len(words)
+    # and yet the sums are whole numbers
+    assert apart(final(tmp_path / "one"), final(tmp_path / "other")) == 0
 
 
 # --- clients that fall silent
@@ -91,7 +112,11 @@ def spoiling(kind: str, part: int, time: int = 1, spoil: Spoil = lambda reply: N
 
     def tamper(own: int, asked: Message, reply: Message) -> Message | None:
         heard.extend([kind] * (own == part and asked.metadata.message_type == kind))
-        return spoil(reply) if own == part and asked.metadata.message_type == kind and len(heard) == time else reply
+        return (
+            spoil(reply)
+            if own == part and asked.metadata.message_type == kind and len(heard) == time
+            else reply
+        )
 
     return Double(NodeApp(), 4, tamper)
 
@@ -116,7 +141,9 @@ def test_whoever_falls_silent_when_the_sum_is_that_of_the_rest(
     serial(tmp_path / "serial", FEDDKD, "deaf", **FOUR)
     secure(tmp_path / "secure", FEDDKD, spoiling(kind, 1, time))
     assert apart(final(tmp_path / "serial"), final(tmp_path / "secure")) < QUANTUM
-    assert rows(tmp_path / "secure")[0].get("missing") == rows(tmp_path / "serial")[0].get("missing")
+    assert rows(tmp_path / "secure")[0].get("missing") == rows(tmp_path / "serial")[0].get(
+        "missing"
+    )
 
 
 def page(change: Callable[[dict[str, Any]], Any]) -> Spoil:
@@ -131,17 +158,26 @@ def page(change: Callable[[dict[str, Any]], Any]) -> Spoil:
 
 MALFORMED: dict[str, tuple[str, Spoil]] = {
     "no keys": ("query.keys", page(lambda told: told.pop("keys"))),
-    "keys of other exchanges": ("query.keys", page(lambda told: told["keys"].update({"7-1": told["channel"]}))),
+    "keys of other exchanges": (
+        "query.keys",
+        page(lambda told: told["keys"].update({"7-1": told["channel"]})),
+    ),
     "no point of the curve": ("query.keys", page(lambda told: told.update(channel="02" * 33))),
     "no hexadecimal": ("query.keys", page(lambda told: told.update(channel=["x"]))),
-    "checks that are too long": ("query.keys", page(lambda told: told["checks"].update({"0-1": "00" * 33}))),
+    "checks that are too long": (
+        "query.keys",
+        page(lambda told: told["checks"].update({"0-1": "00" * 33})),
+    ),
     "a receiver in other words": (
         "query.shares",
         page(lambda told: told["sealed"].update({"00": told["sealed"].pop("0"), "2": 2})),
     ),
     "shares for too few": ("query.shares", page(lambda told: told["sealed"].popitem())),
     "shares that are no texts": ("query.shares", page(lambda told: told.update(sealed=7))),
-    "shares without end": ("query.shares", page(lambda told: told["sealed"].update({"0": "A" * ((1 << 20) + 1)}))),
+    "shares without end": (
+        "query.shares",
+        page(lambda told: told["sealed"].update({"0": "A" * ((1 << 20) + 1)})),
+    ),
     "too few words": ("train.local", lambda reply: shortened(reply)),
 }
 
@@ -153,7 +189,9 @@ def shortened(reply: Message) -> Message:
 
 
 @pytest.mark.parametrize("what", MALFORMED)
-def test_what_cannot_be_used_has_not_been_answered(what: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_cannot_be_used_has_not_been_answered(
+    what: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     kind, spoil = MALFORMED[what]
     secure(tmp_path, f"fedavg({LOCAL})", spoiling(kind, 1, spoil=spoil))
     assert rows(tmp_path)[0]["missing"] == [["local", 1, 1, "drop"]]
@@ -183,13 +221,26 @@ def test_shares_that_cannot_be_used_are_not_needed_as_long_as_there_are_enough(
 def check_nothing_was_learnt(folder: Path, answered: int) -> None:
     (row,) = rows(folder)
     assert row["ended"] == {"phase": "local", "step": 1, "answered": answered, "min_clients": 3}
-    start = prepare(Experiment(**{**SETTING, **FOUR, "method": FEDDKD}), None).model.initial(("init", SETTING["seed"]))[0]
+    start = prepare(Experiment(**{**SETTING, **FOUR, "method": FEDDKD}), None).model.initial(
+        ("init", SETTING["seed"])
+    )[0]
     assert apart(final(folder), {name: tensor.double() for name, tensor in start.items()}) == 0
 
 
-@pytest.mark.parametrize(("kind", "left"), [("query.keys", 0), ("query.shares", 2), ("train.local", 2), ("query.unmask", 2)])
-def test_below_the_threshold_the_round_ends_and_nothing_is_learnt(kind: str, left: int, tmp_path: Path) -> None:
-    grid = Double(NodeApp(), 4, lambda part, asked, reply: None if part > 1 and asked.metadata.message_type == kind else reply)
+@pytest.mark.parametrize(
+    ("kind", "left"),
+    [("query.keys", 0), ("query.shares", 2), ("train.local", 2), ("query.unmask", 2)],
+)
+def test_below_the_threshold_the_round_ends_and_nothing_is_learnt(
+    kind: str, left: int, tmp_path: Path
+) -> None:
+    grid = Double(
+        NodeApp(),
+        4,
+        lambda part, asked, reply: (
+            None if part > 1 and asked.metadata.message_type == kind else reply
+        ),
+    )
     secure(tmp_path, FEDDKD, grid)
     check_nothing_was_learnt(tmp_path, left)
     assert "train.distil" not in [kind for _, kind in grid.traffic]
@@ -199,14 +250,22 @@ def test_nobody_answering_ends_the_run(tmp_path: Path) -> None:
     secure(
         tmp_path,
         FEDDKD,
-        Double(NodeApp(), 4, lambda part, asked, reply: None if "keys" in asked.metadata.message_type else reply),
+        Double(
+            NodeApp(),
+            4,
+            lambda part, asked, reply: None if "keys" in asked.metadata.message_type else reply,
+        ),
     )
     (record,) = find(tmp_path, begun=True)
     assert "nobody answered phase 'local', step 1, in round 1" in record.manifest["ended"]
 
 
-def test_a_wrong_share_ends_the_round_and_no_wrong_sum_is_taken_in(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """In its last block, where the sharing itself notices, and in its first, where only what was announced tells."""
+def test_a_wrong_share_ends_the_round_and_no_wrong_sum_is_taken_in(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In its last block, where the sharing itself notices, and in its first, where only what was
+    announced tells.
+    """
 
     def damage(at: int) -> Spoil:
         def change(told: dict[str, Any]) -> None:
@@ -217,7 +276,9 @@ def test_a_wrong_share_ends_the_round_and_no_wrong_sum_is_taken_in(tmp_path: Pat
         return page(change)
 
     for at, why in ((51, "do not go together"), (4, "client 2's secret do not give it")):
-        secure(tmp_path / str(at), f"fedavg({LOCAL})", spoiling("query.unmask", 0, spoil=damage(at)))
+        secure(
+            tmp_path / str(at), f"fedavg({LOCAL})", spoiling("query.unmask", 0, spoil=damage(at))
+        )
         assert why in caplog.text
         check_nothing_was_learnt(tmp_path / str(at), 2)
 
@@ -243,9 +304,15 @@ def test_a_restarted_node_has_no_secrets_and_is_back_in_the_next_round(tmp_path:
     assert "missing" not in second
 
 
-@pytest.mark.parametrize("gone", [False, True], ids=["with the same clients", "with one client less"])
-def test_a_server_that_resumes_is_told_again_what_it_was_told_and_nothing_else(gone: bool, tmp_path: Path) -> None:
-    """It was cut short in the second round, when the average was open; with other survivors it would learn a difference."""
+@pytest.mark.parametrize(
+    "gone", [False, True], ids=["with the same clients", "with one client less"]
+)
+def test_a_server_that_resumes_is_told_again_what_it_was_told_and_nothing_else(
+    gone: bool, tmp_path: Path
+) -> None:
+    """It was cut short in the second round, when the average was open; with other survivors it
+    would learn a difference.
+    """
     method, asked_twice = f"fedavg({LOCAL}) | dkd(steps=1, batch_size=16, lr=0.3)", list[int]()
 
     def cut(part: int, asked: Message, reply: Message) -> Message:
@@ -260,10 +327,17 @@ def test_a_server_that_resumes_is_told_again_what_it_was_told_and_nothing_else(g
     grid.tamper = lambda part, asked, reply: reply
     serial(tmp_path / "serial", method, **{**FOUR, "rounds": 2})
     if gone:
-        grid.tamper = lambda part, asked, reply: None if part == 3 and "train" in asked.metadata.message_type else reply
+        grid.tamper = lambda part, asked, reply: (
+            None if part == 3 and "train" in asked.metadata.message_type else reply
+        )
     secure(tmp_path / "secure", method, grid, rounds=2)
     if gone:
-        assert rows(tmp_path / "secure")[1]["ended"] == {"phase": "local", "step": 1, "answered": 0, "min_clients": 3}
+        assert rows(tmp_path / "secure")[1]["ended"] == {
+            "phase": "local",
+            "step": 1,
+            "answered": 0,
+            "min_clients": 3,
+        }
     else:
         assert apart(final(tmp_path / "serial"), final(tmp_path / "secure")) < QUANTUM
 
@@ -275,14 +349,18 @@ def test_a_server_that_resumes_is_told_again_what_it_was_told_and_nothing_else(g
     ("method", "changes", "why"),
     [
         ("fedgen()", {}, "phase 'local' of fedgen.* wants each client's upload by itself"),
-        ("feddistill()", {}, "wants each client's"), ("feddf()", {"public": 0.1}, "wants each client's"),
-        ("fedma()", {"model": "mlp(hidden='8')"}, "wants each client's"), ("astraea()", {}, "wants each client's"),
+        ("feddistill()", {}, "wants each client's"),
+        ("feddf()", {"public": 0.1}, "wants each client's"),
+        ("fedma()", {"model": "mlp(hidden='8')"}, "wants each client's"),
+        ("astraea()", {}, "wants each client's"),
         ("fedavg(gather='median')", {}, "wants each client's"),
         ("fedavg() | dkd(gather='trimmed')", {}, "phase 'distil' of .* wants each client's"),
-        ("fedavg()", {"diagnostics": True}, "diagnostics want"), ("fedavg()", {"availability": "random()"}, "availability plays"),
-        ("fedavg()", {"cohort": 2}, "a cohort has 2"), ("fedavg()", {"cohort": 0.5}, "a cohort has 2"),
+        ("fedavg()", {"diagnostics": True}, "diagnostics want"),
+        ("fedavg()", {"availability": "random()"}, "availability plays"),
+        ("fedavg()", {"cohort": 2}, "a cohort has 2"),
+        ("fedavg()", {"cohort": 0.5}, "a cohort has 2"),
     ],
-)  # fmt: skip
+)
 def test_what_is_not_summed_is_refused_before_anything_is_written(
     method: str, changes: dict[str, Any], why: str, tmp_path: Path
 ) -> None:
@@ -297,9 +375,16 @@ def test_a_threshold_is_more_than_a_half(threshold: float, tmp_path: Path) -> No
         secure(tmp_path, "fedavg()", told={"threshold": threshold})
 
 
-def test_a_node_that_insists_uploads_nothing_that_is_not_masked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_node_that_insists_uploads_nothing_that_is_not_masked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     insisting = {part: {"secure": True} for part in range(4)}
-    secure(tmp_path / "plain", f"fedavg({LOCAL})", Double(NodeApp(), 4, configs=insisting), told={"secure": False})
+    secure(
+        tmp_path / "plain",
+        f"fedavg({LOCAL})",
+        Double(NodeApp(), 4, configs=insisting),
+        told={"secure": False},
+    )
     (record,) = find(tmp_path / "plain", begun=True)
     assert "nobody answered" in record.manifest["ended"]
     assert "uploads nothing that is not masked" in caplog.text

@@ -16,14 +16,19 @@ from flower_double import FEDDKD, SETTING, apart, final, rows
 from test_deployment import Watched
 from test_flower import Deaf
 
-pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # Flower's own
+# Flower's own
+pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
 FOUR: dict[str, Any] = {**SETTING, "clients": 4, "rounds": 1, "method": FEDDKD}
 
 
-def run(deployment: Deployment, folder: Path, experiment: Experiment, on_push: Any = lambda kind: None) -> None:
+def run(
+    deployment: Deployment, folder: Path, experiment: Experiment, on_push: Any = lambda kind: None
+) -> None:
     with deployment.link.run() as grid:
         deployment.wait(grid, 60)
-        engine = engine_on(Watched(grid, on_push), experiment, secure=True, deadline=60.0, join=60.0)
+        engine = engine_on(
+            Watched(grid, on_push), experiment, secure=True, deadline=60.0, join=60.0
+        )
         execute([experiment], out=folder, engine=engine)
 
 
@@ -40,7 +45,10 @@ def test_secure_sums_on_real_nodes_are_those_of_serial(nodes: int, tmp_path: Pat
 
 
 def check_one_may_go(deployment: Deployment, folder: Path, experiment: Experiment) -> None:
-    """A node is ended when its upload has come; its shares may have, or not. Its upload counts; in DKD it is missing."""
+    """A node is ended when its upload has come; its shares may have, or not.
+
+    Its upload counts; in DKD it is missing.
+    """
     pushed: list[str] = []
 
     def on_push(kind: str) -> None:

@@ -29,9 +29,13 @@ def bare(shape: tuple[int, ...] = (4, 5), label: int = 0) -> tuple[Tensor, Tenso
 
 def test_the_result_holds_the_final_tensors_and_a_row_a_round(tmp_path: Path) -> None:
     result = run(rounds=3, validation=DATA[0])
-    assert {name: t.shape for name, t in result.params.items()} == {n: t.shape for n, t in network().state_dict().items()}
+    assert {name: t.shape for name, t in result.params.items()} == {
+        n: t.shape for n, t in network().state_dict().items()
+    }
     assert [row["round"] for row in result.history] == [1, 2, 3]
-    assert {"test_accuracy", "validation_accuracy", "average_test_accuracy", "bytes_up"} <= set(result.history[0])
+    assert {"test_accuracy", "validation_accuracy", "average_test_accuracy", "bytes_up"} <= set(
+        result.history[0]
+    )
     result.save(tmp_path / "w.safetensors")
     assert distance(load_file(tmp_path / "w.safetensors"), result.params) == 0
     result.save(str(tmp_path / "v.safetensors"))
@@ -42,7 +46,9 @@ def test_the_test_accuracy_is_that_of_the_final_tensors() -> None:
     result, net = run(), network()
     net.load_state_dict(result.params)
     x, y = pooled(DATA)
-    assert result.history[-1]["test_accuracy"] == pytest.approx((net(x).argmax(1) == y).double().mean().item())
+    assert result.history[-1]["test_accuracy"] == pytest.approx(
+        (net(x).argmax(1) == y).double().mean().item()
+    )
 
 
 def test_the_method_may_be_a_text_or_a_value_and_the_model_wrapped_or_not() -> None:
@@ -64,14 +70,19 @@ def test_the_seed_decides_the_run_and_nothing_else_does() -> None:
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedmax", "fedavg | dkd", "fedmax | dkd"])
 def test_with_weight_files_and_full_batches_the_seed_does_not_matter(method: str) -> None:
     text = " | ".join(f"{part}(batch_size=33)" for part in method.split(" | "))
-    first, *others = (run(method=text, initial=network().state_dict(), seed=seed, rounds=2) for seed in (0, 1, 12345))
+    first, *others = (
+        run(method=text, initial=network().state_dict(), seed=seed, rounds=2)
+        for seed in (0, 1, 12345)
+    )
     assert all(distance(first.params, other.params) == 0 for other in others)
     assert all(first.history == other.history for other in others)
 
 
 @pytest.mark.parametrize("given", [torch.float64, "float64"])
 def test_numbers_are_of_the_type_asked_for(given: Any) -> None:
-    assert all(t.dtype == torch.float64 for t in run(model=network().float(), dtype=given).params.values())
+    assert all(
+        t.dtype == torch.float64 for t in run(model=network().float(), dtype=given).params.values()
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -87,7 +98,11 @@ class Noisy(nn.Module):
 
 
 def test_the_users_generators_network_and_data_are_left_as_they_were() -> None:
-    net = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), Noisy(), nn.Linear(8, 3)).double().train()
+    net = (
+        nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), Noisy(), nn.Linear(8, 3))
+        .double()
+        .train()
+    )
     initial, x = {name: t.clone() for name, t in net.state_dict().items()}, DATA[0][0].clone()
     before, random = torch.get_rng_state(), str(np.random.get_state())
     run(model=net, initial=initial, method="fedbn() | dkd()")
@@ -116,7 +131,8 @@ def test_a_cohort_is_a_share_or_a_number_of_clients() -> None:
 def test_numbers_of_numpy_will_do() -> None:
     assert (
         distance(
-            run(seed=np.int64(3), rounds=np.int32(2), cohort=np.float64(0.67)).params, run(seed=3, rounds=2, cohort=2).params
+            run(seed=np.int64(3), rounds=np.int32(2), cohort=np.float64(0.67)).params,
+            run(seed=3, rounds=2, cohort=2).params,
         )
         == 0
     )
@@ -183,9 +199,14 @@ def state(**changes: Tensor | None) -> Mapping[str, Tensor]:
         ({"initial": state(**{"0_bias": torch.zeros(2)})}, r"'0\.bias' has shape \(2,\)"),
         ({"method": "fedmax()", "model": nn.Conv1d(5, 3, 1)}, "linear layer"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_used_is_refused_in_words(changes: dict[str, Any], says: str) -> None:
     if isinstance(changes.get("model"), nn.Conv1d):
-        changes = {**changes, "model": nn.Sequential(nn.Unflatten(1, (5, 1)), changes["model"].double(), nn.Flatten())}
+        changes = {
+            **changes,
+            "model": nn.Sequential(
+                nn.Unflatten(1, (5, 1)), changes["model"].double(), nn.Flatten()
+            ),
+        }
     with pytest.raises(InputError, match=says):
         run(**changes)

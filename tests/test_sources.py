@@ -1,4 +1,7 @@
-"""Laws of the data sources: what they hold, how they say what is wrong, the facts of the real files where they are at hand."""
+"""Laws of the data sources:
+
+what they hold, how they say what is wrong, the facts of the real files where they are at hand.
+"""
 
 import os
 import subprocess
@@ -19,7 +22,10 @@ from feddkd.randomness import generator
 
 FILED = ["emnist", "mnist", "cifar10", "cifar100", "svhn", "usps", "mnist_m"]
 RNG = generator(("test",))
-X, Y = torch.from_numpy(RNG.integers(0, 256, (8, 1, 4, 4), np.uint8)), torch.tensor([0, 1, 2, 0, 1, 2, 0, 1])
+X, Y = (
+    torch.from_numpy(RNG.integers(0, 256, (8, 1, 4, 4), np.uint8)),
+    torch.tensor([0, 1, 2, 0, 1, 2, 0, 1]),
+)
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +33,8 @@ def real_data() -> Path:
     here = Path(os.environ.get("FEDDKD_DATA", Path(__file__).parents[2] / "shared" / "data"))
     if not here.is_dir():
         pytest.skip(
-            "the real files are not here: get them from where `feddkd data list` says, and name the folder by FEDDKD_DATA"
+            "the real files are not here: get them from where `feddkd data list` says, and name the"
+            " folder by FEDDKD_DATA"
         )
     return here
 
@@ -83,12 +90,18 @@ def test_examples_need_not_be_images() -> None:
         ((X, Y + 0.5), r"whole numbers, not torch.float32 such as 0\.5"),
         ((X, Y / 0.0), "whole numbers"),
         ((X, Y == 0), "whole numbers, not torch.bool"),
-        ((X.numpy(), np.array(list("abcabcab"))), "the labels must be a tensor or an array of numbers, not an array of <U1"),
+        (
+            (X.numpy(), np.array(list("abcabcab"))),
+            "the labels must be a tensor or an array of numbers, not an array of <U1",
+        ),
         (Examples(X, Y, Y - 5), "domains must lie in"),
         (7, "not int"),
         (Pairs([X[0]]), "item 0 of the data set is not a pair"),
         (Pairs([(X[0], 1), (X[0][:, :2], 1)]), "one shape, not 2"),
-        (Pairs([("picture", 1)]), "the example of item 0 must be a tensor or an array of numbers, not str"),
+        (
+            Pairs([("picture", 1)]),
+            "the example of item 0 must be a tensor or an array of numbers, not str",
+        ),
         (Pairs([]), "one shape, not 0"),
     ],
 )
@@ -112,14 +125,24 @@ def test_own_arrays_become_data() -> None:
 
 def test_the_digest_tells_data_apart_and_nothing_else() -> None:
     base = from_arrays((X, Y), (X, Y))
-    assert base.digest == from_arrays((X.numpy(), Y.numpy()), (X, Y), name="other", note="other").digest
+    assert (
+        base.digest
+        == from_arrays((X.numpy(), Y.numpy()), (X, Y), name="other", note="other").digest
+    )
     flat = X.reshape(8, 1, 2, 8)
-    others = [((X, Y.flip(0)), (X, Y)), ((255 - X, Y), (X, Y)), ((flat, Y), (flat, Y)), ((X, Y), (X[:4], Y[:4]))]
+    others = [
+        ((X, Y.flip(0)), (X, Y)),
+        ((255 - X, Y), (X, Y)),
+        ((flat, Y), (flat, Y)),
+        ((X, Y), (X[:4], Y[:4])),
+    ]
     assert len({base.digest, *(from_arrays(*other).digest for other in others)}) == 5
 
 
 @pytest.mark.parametrize("name", FILED)
-def test_without_its_folder_a_source_says_what_it_needs_and_where_to_get_it(name: str, tmp_path: Path) -> None:
+def test_without_its_folder_a_source_says_what_it_needs_and_where_to_get_it(
+    name: str, tmp_path: Path
+) -> None:
     source = SOURCES.one(name)
     for root in (None, tmp_path / "absent"):
         with pytest.raises(InputError, match=r"--data DIR or FEDDKD_DATA") as caught:
@@ -129,13 +152,17 @@ def test_without_its_folder_a_source_says_what_it_needs_and_where_to_get_it(name
 
 
 @pytest.mark.parametrize("name", FILED)
-def test_an_empty_folder_and_a_damaged_file_are_told_in_one_line_that_names_the_file(name: str, tmp_path: Path) -> None:
+def test_an_empty_folder_and_a_damaged_file_are_told_in_one_line_that_names_the_file(
+    name: str, tmp_path: Path
+) -> None:
     source = SOURCES.one(name)
     with pytest.raises(InputError, match=f"{source.files[0]}.* is not in .*get it from http"):
         source.load(tmp_path)
     for file in source.files:
         (tmp_path / file).write_bytes(b"random")
-    with pytest.raises(InputError, match=f"{source.files[0]} is missing, damaged or not .*get it from http") as caught:
+    with pytest.raises(
+        InputError, match=f"{source.files[0]} is missing, damaged or not .*get it from http"
+    ) as caught:
         source.load(tmp_path)
     assert "\n" not in str(caught.value)
 
@@ -151,14 +178,27 @@ def test_every_source_can_be_written_down_and_tells_about_itself() -> None:
 
 def test_importing_the_sources_imports_no_heavy_package() -> None:
     heavy = "{'sklearn', 'scipy', 'matplotlib', 'PIL', 'h5py', 'torchvision'}"
-    code = f"import sys, feddkd.data.sources.official.official; sys.exit(str(sorted({heavy} & set(sys.modules)) or 0))"
+    code = (
+        f"import sys, feddkd.data.sources.official.official; sys.exit(str(sorted({heavy} &"
+        " set(sys.modules)) or 0))"
+    )
     path = str(Path(__file__).parents[1] / "src")
-    assert subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, check=False).returncode == 0
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, check=False
+        ).returncode
+        == 0
+    )
 
 
 def test_digits_are_split_by_class_and_always_the_same_way() -> None:
     data = load("digits")
-    assert (len(data.train), len(data.test), data.scale, int(data.train.x.max())) == (1438, 359, 16.0, 16)
+    assert (len(data.train), len(data.test), data.scale, int(data.train.x.max())) == (
+        1438,
+        359,
+        16.0,
+        16,
+    )
     counts = data.train.y.bincount(), data.test.y.bincount()
     assert torch.equal((counts[1] / (counts[0] + counts[1]) * 5).round(), torch.ones(10))
     assert data.digest == load("digits").digest
@@ -222,7 +262,9 @@ def test_own_npz_files_are_read_from_the_folder_or_by_path(tmp_path: Path) -> No
         load("npz(path='own.npz')", tmp_path)
 
 
-TABLE = "length,kind,width,hospital\n" + "".join(f"{n},{n % 2 + 9},7,{'NS'[n % 4 // 2]}\n" for n in range(40))
+TABLE = "length,kind,width,hospital\n" + "".join(
+    f"{n},{n % 2 + 9},7,{'NS'[n % 4 // 2]}\n" for n in range(40)
+)
 
 
 def test_a_table_is_read_scaled_and_divided_always_the_same_way(tmp_path: Path) -> None:
@@ -232,11 +274,17 @@ def test_a_table_is_read_scaled_and_divided_always_the_same_way(tmp_path: Path) 
     assert data.domains == ("N", "S")
     assert data.train.domain is not None
     assert data.test.domain is not None
-    assert torch.bincount(data.test.y + 2 * data.test.domain).tolist() == [2, 2, 2, 2]  # a quarter, but to an even number
+    # a quarter, but to an even number
+    assert torch.bincount(data.test.y + 2 * data.test.domain).tolist() == [2, 2, 2, 2]
     assert torch.allclose(data.train.x.mean(0), torch.zeros(2), atol=1e-6)
-    assert torch.allclose(data.train.x.std(0, correction=0), torch.tensor([1.0, 0.0]), atol=1e-6)  # width never varies
-    assert load("csv(path='own.csv', label='kind', domain='hospital', test=0.25)", tmp_path).digest == data.digest
-    assert len(set(torch.cat([data.train.x, data.test.x])[:, 0].tolist())) == 40  # every line is in one of the two
+    # width never varies
+    assert torch.allclose(data.train.x.std(0, correction=0), torch.tensor([1.0, 0.0]), atol=1e-6)
+    assert (
+        load("csv(path='own.csv', label='kind', domain='hospital', test=0.25)", tmp_path).digest
+        == data.digest
+    )
+    # every line is in one of the two
+    assert len(set(torch.cat([data.train.x, data.test.x])[:, 0].tolist())) == 40
 
 
 @pytest.mark.parametrize(
@@ -253,7 +301,9 @@ def test_a_table_is_read_scaled_and_divided_always_the_same_way(tmp_path: Path) 
         ("", "missing, damaged or not a CSV table"),
     ],
 )
-def test_a_table_that_cannot_be_read_is_complained_of_by_line_and_column(content: str, complaint: str, tmp_path: Path) -> None:
+def test_a_table_that_cannot_be_read_is_complained_of_by_line_and_column(
+    content: str, complaint: str, tmp_path: Path
+) -> None:
     (tmp_path / "own.csv").write_text(content)
     with pytest.raises(InputError, match=complaint):
         load("csv(path='own.csv')", tmp_path)
@@ -275,7 +325,12 @@ def test_a_folder_of_images_is_read_with_its_folders_as_classes(tmp_path: Path) 
     assert data.train.x.shape == (16, 3, 4, 4)
     assert torch.bincount(data.test.y).tolist() == [2, 2]
     assert set(data.train.x[data.train.y == 0][:, 0].flatten().tolist()) < set(range(10, 20))
-    assert load("folder(path='photos', side=4, colour=False)", tmp_path).test.x.shape == (4, 1, 4, 4)
+    assert load("folder(path='photos', side=4, colour=False)", tmp_path).test.x.shape == (
+        4,
+        1,
+        4,
+        4,
+    )
     (tmp_path / "photos" / "cat" / "odd.png").write_text("no picture")
     with pytest.raises(InputError, match=r"odd.png is missing, damaged or not an image"):
         load("folder(path='photos')", tmp_path)
@@ -313,15 +368,24 @@ def test_real_emnist_is_whole_balanced_and_upright(real_data: Path) -> None:
     assert data.labels == tuple("abcdefghijklmnopqrstuvwxyz")
     assert data.train.y.bincount().tolist() == [4800] * 26
     assert data.test.y.bincount().tolist() == [800] * 26
-    mean = {name: data.test.x[data.test.y == label, 0].double().mean(0) for label, name in enumerate(data.labels)}
+    mean = {
+        name: data.test.x[data.test.y == label, 0].double().mean(0)
+        for label, name in enumerate(data.labels)
+    }
     assert spread(mean["l"].sum(1)) > 1.2 * spread(mean["l"].sum(0))  # an l stands
-    assert spread(mean["v"][:10].sum(0)) > 1.2 * spread(mean["v"][18:].sum(0))  # a v is open at the top
-    assert centre(mean["p"][18:].sum(0)) < centre(mean["p"][:14].sum(0)) - 1  # a p's stem is on the left
+    # a v is open at the top
+    assert spread(mean["v"][:10].sum(0)) > 1.2 * spread(mean["v"][18:].sum(0))
+    # a p's stem is on the left
+    assert centre(mean["p"][18:].sum(0)) < centre(mean["p"][:14].sum(0)) - 1
 
 
 @pytest.mark.parametrize(
     ("name", "train", "test", "shape"),
-    [("mnist", 60_000, 10_000, (1, 28, 28)), ("usps", 7_291, 2_007, (1, 16, 16)), ("svhn", 73_257, 26_032, (3, 32, 32))],
+    [
+        ("mnist", 60_000, 10_000, (1, 28, 28)),
+        ("usps", 7_291, 2_007, (1, 16, 16)),
+        ("svhn", 73_257, 26_032, (3, 32, 32)),
+    ],
 )
 def test_the_other_real_files_hold_what_was_published_or_say_that_they_are_a_part(
     name: str, train: int, test: int, shape: tuple[int, ...], real_data: Path
@@ -331,7 +395,10 @@ def test_the_other_real_files_hold_what_was_published_or_say_that_they_are_a_par
     assert data.classes == 10
     whole = (len(data.train), len(data.test)) == (train, test)
     assert (
-        whole or data.note == f"subset: {len(data.train):,} of {train:,} training and {len(data.test):,} of {test:,} test images"
+        whole
+        or data.note
+        == f"subset: {len(data.train):,} of {train:,} training and {len(data.test):,} of {test:,}"
+        " test images"
     )
 
 

@@ -30,8 +30,13 @@ REGISTRIES: dict[str, Registry[Any]] = {
     "transforms": TRANSFORMS,
     "sources": SOURCES,
 }
-TEXTS = {"hidden": ["", "8", "64,32"], "domains": ["mnist", "svhn,usps"], "path": ["a.npz", "it's \\ odd.npz"], "label": ["kind"],
-         "names": ["head.*", "*.bias, 0.weight"]}  # fmt: skip
+TEXTS = {
+    "hidden": ["", "8", "64,32"],
+    "domains": ["mnist", "svhn,usps"],
+    "path": ["a.npz", "it's \\ odd.npz"],
+    "label": ["kind"],
+    "names": ["head.*", "*.bias, 0.weight"],
+}
 NOT_DRAWN = {"saved", "domains"}  # a file must be there; has no options
 
 
@@ -42,7 +47,9 @@ def values(key: str, annotation: Any, bound: Bound = ANYTHING) -> st.SearchStrat
     """Any value that an option of this type may have."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
-        return values(key, arguments[0], *(mark for mark in arguments[1:] if isinstance(mark, Bound)))
+        return values(
+            key, arguments[0], *(mark for mark in arguments[1:] if isinstance(mark, Bound))
+        )
     if origin is typing.Literal:
         return st.sampled_from(arguments)
     if origin in (typing.Union, types.UnionType):
@@ -51,7 +58,9 @@ def values(key: str, annotation: Any, bound: Bound = ANYTHING) -> st.SearchStrat
     if annotation is int:
         return st.integers(int(least), int(most))
     if annotation is float:
-        return st.floats(least, most).filter(bound.holds) | st.integers(int(least), int(most)).filter(bound.holds)
+        return st.floats(least, most).filter(bound.holds) | st.integers(
+            int(least), int(most)
+        ).filter(bound.holds)
     if annotation is str:
         return st.sampled_from(TEXTS[key])
     return st.booleans() if annotation is bool else st.none()
@@ -64,10 +73,14 @@ def calls(draw: st.DrawFn, registry: Registry[Any]) -> tuple[str, dict[str, Any]
     options = inspect.signature(registry[name]).parameters
     required = {key for key, option in options.items() if option.default is option.empty}
     keys = required | draw(st.sets(st.sampled_from(sorted(options)))) if options else set()
-    drawn = {key: draw(values(key, options[key].annotation)) for key in draw(st.permutations(sorted(keys)))}
+    drawn = {
+        key: draw(values(key, options[key].annotation))
+        for key in draw(st.permutations(sorted(keys)))
+    }
     try:
         registry[name](**drawn)
-    except InputError as error:  # only where options do not go together is a value in its own right refused
+    # only where options do not go together is a value in its own right refused
+    except InputError as error:
         assume("go" not in str(error).split())
         raise
     return name, drawn
@@ -112,7 +125,10 @@ def test_a_composed_method_is_spelled_by_its_parts(parts: list[tuple[str, dict[s
     assert str(made).count(" | ") == len(parts) - 1
 
 
-@pytest.mark.parametrize("loose", ["fedavg", " fedavg ( ) ", "fedavg(epochs = 5)", "fedavg(lr=1e-1)", "fedavg(\n  lr=.1,\n)"])
+@pytest.mark.parametrize(
+    "loose",
+    ["fedavg", " fedavg ( ) ", "fedavg(epochs = 5)", "fedavg(lr=1e-1)", "fedavg(\n  lr=.1,\n)"],
+)
 def test_white_space_and_the_way_numbers_are_written_do_not_matter(loose: str) -> None:
     assert parse(loose) == fedavg()
 
@@ -130,7 +146,8 @@ def test_numbers_of_numpy_are_numbers() -> None:
 def test_different_values_differ() -> None:
     assert len({fedavg(), fedavg(lr=0.2), dkd(), fedavg() | dkd(), fedavg() | dkd() | dkd()}) == 5
     assert transform("pad()") != transform("pad() | flip()")
-    assert transform("pad()") != TRANSFORMS.one("pad()")  # things of another kind, though spelled alike
+    # things of another kind, though spelled alike
+    assert transform("pad()") != TRANSFORMS.one("pad()")
 
 
 def test_what_was_made_by_hand_has_no_spelling_and_equals_itself_alone() -> None:
@@ -159,13 +176,18 @@ def test_random_text_is_refused_in_words(text: str) -> None:
 
 
 TOKENS = (
-    "fedavg dkd pad iid ( ) = , | lr steps ** 1 - 0.5 1e999 'sgd' x [ ] { } : True None not lambda f'{x}' b'' 1j ... if else ;"
+    "fedavg dkd pad iid ( ) = , | lr steps ** 1 - 0.5 1e999 'sgd' x [ ] { } : True None not lambda"
+    " f'{x}' b'' 1j ... if else ;"
 )
 
 
 @given(st.lists(st.sampled_from(TOKENS.split()), max_size=12), st.sampled_from(["", " "]))
 def test_near_misses_are_refused_in_words(tokens: list[str], space: str) -> None:
-    for text in (space.join(tokens), f"fedavg(lr={space.join(tokens)})", f"fedavg({space.join(tokens)}) | dkd()"):
+    for text in (
+        space.join(tokens),
+        f"fedavg(lr={space.join(tokens)})",
+        f"fedavg({space.join(tokens)}) | dkd()",
+    ):
         refused_or_read(parse, text)
 
 
@@ -208,7 +230,13 @@ def test_an_error_names_the_wrong_thing_and_the_right_ones(text: str, named: lis
 
 @pytest.mark.parametrize(
     ("value", "says"),
-    [("half", "a whole number or a number"), (0, ">= 1"), (1.5, "> 0 and <= 1"), (True, "True"), (None, "None")],
+    [
+        ("half", "a whole number or a number"),
+        (0, ">= 1"),
+        (1.5, "> 0 and <= 1"),
+        (True, "True"),
+        (None, "None"),
+    ],
 )
 def test_a_choice_of_types_is_complained_of_as_such(value: Any, says: str) -> None:
     with pytest.raises(InputError, match=says):
@@ -246,7 +274,10 @@ class Point:
 
 def plugged(monkeypatch: pytest.MonkeyPatch, *points: Point) -> Registry[Thing]:
     """A new registry whose entry points are these."""
-    monkeypatch.setattr("feddkd.spec.registry.entry_points", lambda group: points if group == "feddkd.things" else ())
+    monkeypatch.setattr(
+        "feddkd.spec.registry.entry_points",
+        lambda group: points if group == "feddkd.things" else (),
+    )
     return Registry("thing", "feddkd.things")
 
 
@@ -266,14 +297,17 @@ def test_a_method_of_another_package_is_a_method(monkeypatch: pytest.MonkeyPatch
         return fedavg(epochs=patience)
 
     monkeypatch.setattr(
-        "feddkd.spec.registry.entry_points", lambda group: [Point("slow", slow)] if group == "feddkd.methods" else []
+        "feddkd.spec.registry.entry_points",
+        lambda group: [Point("slow", slow)] if group == "feddkd.methods" else [],
     )
     monkeypatch.setattr(METHODS, "_factories", dict(METHODS._factories))
     monkeypatch.setattr(METHODS, "_plugins_loaded", False)
     assert str(parse("slow(patience=2) | dkd()")) == "slow(patience=2) | dkd()"
 
 
-def test_a_plug_in_that_registered_itself_on_import_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plug_in_that_registered_itself_on_import_is_left_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def thing() -> Thing:
         return Thing(1)
 
@@ -288,7 +322,9 @@ def untyped(size=3):  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("broken", [ImportError("no module named elsewhere"), untyped])
-def test_a_plug_in_that_cannot_be_used_is_named(monkeypatch: pytest.MonkeyPatch, broken: Any) -> None:
+def test_a_plug_in_that_cannot_be_used_is_named(
+    monkeypatch: pytest.MonkeyPatch, broken: Any
+) -> None:
     registry = plugged(monkeypatch, Point("thing", broken))
     with pytest.raises(InputError, match=r"plug-in 'thing' \(elsewhere:thing\) of feddkd.things"):
         registry.one("thing()")

@@ -1,4 +1,8 @@
-"""check_method: every method of the registry obeys its laws, and methods broken on purpose are each caught by the right one."""
+"""check_method:
+
+every method of the registry obeys its laws, and methods broken on purpose are each caught by the
+right one.
+"""
 
 import subprocess
 import sys
@@ -29,10 +33,15 @@ NAMES = {"private": ["names='*.bias'"]}  # tensors that both small networks have
 
 
 def small(name: str) -> str:
-    """A method with small numbers in place of large ones: batches of eight, and two of everything else that is counted."""
+    """A method with small numbers in place of large ones:
+
+    batches of eight, and two of everything else that is counted.
+    """
     options = METHODS.options(name)
     counts = {key: value for key, value in options.items() if type(value) is int and value > 2}
-    written = ", ".join([*(f"{key}={8 if 'batch' in key else 2}" for key in counts), *NAMES.get(name, ())])
+    written = ", ".join(
+        [*(f"{key}={8 if 'batch' in key else 2}" for key in counts), *NAMES.get(name, ())]
+    )
     return f"{FIRST} | {name}({written})" if is_piece(METHODS[name]()) else f"{name}({written})"
 
 
@@ -106,13 +115,19 @@ def changes_its_batch() -> Method:
 
 
 def a_client_draws_from_torch() -> Method:
-    return local(bend=lambda gradient, sent, carry: {name: g * torch.rand(()) for name, g in gradient.items()})
+    return local(
+        bend=lambda gradient, sent, carry: {
+            name: g * torch.rand(()) for name, g in gradient.items()
+        }
+    )
 
 
 def the_server_draws_from_torch() -> Method:
     def server(model: Model, state: Groups, collected: Groups, rates: Tensors) -> Groups:
         noise = {name: torch.randn_like(w) for name, w in collected["params"].items()}
-        return take_average(model, state, {**collected, "params": add(collected["params"], noise, 0.01)}, rates)
+        return take_average(
+            model, state, {**collected, "params": add(collected["params"], noise, 0.01)}, rates
+        )
 
     return local(server=server)
 
@@ -142,7 +157,9 @@ def uploads_what_it_does_not_count() -> Method:
 
 def branches_on_a_tensor() -> Method:
     def bend(gradient: Tensors, sent: Groups, carry: Groups) -> Tensors:
-        return gradient if next(iter(gradient.values())).abs().max() > 1e9 else add(gradient, gradient)
+        return (
+            gradient if next(iter(gradient.values())).abs().max() > 1e9 else add(gradient, gradient)
+        )
 
     return local(bend=bend)
 
@@ -150,7 +167,9 @@ def branches_on_a_tensor() -> Method:
 def forgets_the_shares() -> Method:
     """A plain mean over the batch counts padding in."""
 
-    def term(model: Model, w: Tensors, sent: Groups, carry: Groups, output: Output, batch: Batch) -> Tensor:
+    def term(
+        model: Model, w: Tensors, sent: Groups, carry: Groups, output: Output, batch: Batch
+    ) -> Tensor:
         return mean_cross_entropy(output.logits, batch.y)
 
     return local(terms=(term,))
@@ -158,7 +177,11 @@ def forgets_the_shares() -> Method:
 
 def counts_on_three_clients() -> Method:
     def server(model: Model, state: Groups, collected: Groups, rates: Tensors) -> Groups:
-        first, second, third = collected["all"]["0.weight"] if "0.weight" in collected["all"] else collected["all"]["1.weight"]
+        first, second, third = (
+            collected["all"]["0.weight"]
+            if "0.weight" in collected["all"]
+            else collected["all"]["1.weight"]
+        )
         assert first.shape == second.shape == third.shape
         return take_average(model, state, collected, rates)
 
@@ -236,7 +259,12 @@ def test_every_law_has_a_method_that_breaks_it() -> None:
 
 
 def test_what_fails_says_how_to_see_it_again() -> None:
-    with pytest.raises(LawError, match=r"(?s)differs by .*feddkd.testing.rehearse\(method, network='plain', engine='batched'"):
+    with pytest.raises(
+        LawError,
+        match=(
+            r"(?s)differs by .*feddkd.testing.rehearse\(method, network='plain', engine='batched'"
+        ),
+    ):
         check_method(forgets_the_shares())
 
 
@@ -272,7 +300,8 @@ def test_the_rehearsed_federation_has_partial_batches_and_unlike_clients() -> No
 
 def test_it_needs_no_pytest() -> None:
     code = (
-        "import sys; sys.modules['pytest'] = None; from feddkd.testing import *; print(len(rehearse('fedavg()', rounds=1).rows))"
+        "import sys; sys.modules['pytest'] = None; from feddkd.testing import *;"
+        " print(len(rehearse('fedavg()', rounds=1).rows))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == ("1\n", 0), done.stderr

@@ -1,4 +1,7 @@
-"""The paper's propositions as numbers: when averaging parameters is right, when not, and what distillation does about it."""
+"""The paper's propositions as numbers:
+
+when averaging parameters is right, when not, and what distillation does about it.
+"""
 
 from dataclasses import replace
 
@@ -23,14 +26,20 @@ def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def distilled(method: Method, model: Model, teachers: list[Weights], start: Weights, data: list[Pair]) -> Weights:
-    """What the J distillation exchanges of a method make of given teachers, without any local training."""
+def distilled(
+    method: Method, model: Model, teachers: list[Weights], start: Weights, data: list[Pair]
+) -> Weights:
+    """What the J distillation exchanges of a method make of given teachers, without any local
+    training.
+    """
     engine = Serial(model, [federation(data)], [{}], torch.float64)
     engine.memos = {(0, k): {"model": teacher} for k, teacher in enumerate(teachers)}
     state: Groups = {"params": start, "buffers": {}}
     for exchange in method.plan(1)[1:]:
         rates = exchange.rates(1, next(iter(start.values())))
-        order = Order(0, {**state, "rates": rates}, tuple(range(len(data))), (0, 1, 1, exchange.step))
+        order = Order(
+            0, {**state, "rates": rates}, tuple(range(len(data))), (0, 1, 1, exchange.step)
+        )
         (reply,) = engine.exchange(exchange, [order])
         state = exchange.phase.server(model, state, reply.collected, rates)
     return dict(state["params"])
@@ -41,34 +50,59 @@ def squared(method: Method) -> Method:
     local, distil = method.phases
     assert isinstance(distil.client, Gradient)
 
-    def loss(model: Model, w: Tensors, sent: Groups, memo: Groups, batch: Batch, taught: Tensor) -> Tensor:
-        return (((model(w, {}, batch.x, mode="eval").logits - taught) ** 2).sum(1) * batch.share).sum()
+    def loss(
+        model: Model, w: Tensors, sent: Groups, memo: Groups, batch: Batch, taught: Tensor
+    ) -> Tensor:
+        return (
+            ((model(w, {}, batch.x, mode="eval").logits - taught) ** 2).sum(1) * batch.share
+        ).sum()
 
-    return replace(method, phases=(local, replace(distil, client=replace(distil.client, loss=loss))))
+    return replace(
+        method, phases=(local, replace(distil, client=replace(distil.client, loss=loss)))
+    )
 
 
 # --- Corollary 1: a linear model and the squared divergence
 
 
 def linear_clients(homogeneous: bool) -> tuple[Model, list[Weights], list[Pair]]:
-    inputs = [random(30, 4, seed=0 if homogeneous else k) * (1 if homogeneous else 1 + k) for k in range(3)]
-    teachers = [{"weight": random(2, 4, seed=10 + k), "bias": random(2, seed=20 + k)} for k in range(3)]
-    return functional(nn.Linear(4, 2)), teachers, [(x, torch.zeros(30, dtype=torch.int64)) for x in inputs]
+    inputs = [
+        random(30, 4, seed=0 if homogeneous else k) * (1 if homogeneous else 1 + k)
+        for k in range(3)
+    ]
+    teachers = [
+        {"weight": random(2, 4, seed=10 + k), "bias": random(2, seed=20 + k)} for k in range(3)
+    ]
+    return (
+        functional(nn.Linear(4, 2)),
+        teachers,
+        [(x, torch.zeros(30, dtype=torch.int64)) for x in inputs],
+    )
 
 
-def test_corollary_1_for_a_linear_model_on_homogeneous_data_the_average_is_already_the_fixed_point() -> None:
+def test_corollary_1_for_a_linear_model_on_homogeneous_data_the_average_is_already_the_fixed_point() -> (
+    None
+):
     model, teachers, data = linear_clients(homogeneous=True)
     average = weighted_mean(stack(teachers), [1, 1, 1])
-    after = distilled(squared(fedavg() | dkd(steps=5, batch_size=30, lr=0.05)), model, teachers, average, data)
+    after = distilled(
+        squared(fedavg() | dkd(steps=5, batch_size=30, lr=0.05)), model, teachers, average, data
+    )
     assert distance(after, average) < 1e-12
 
 
-def test_corollary_1_fails_on_heterogeneous_data_where_distillation_finds_the_least_squares_solution() -> None:
+def test_corollary_1_fails_on_heterogeneous_data_where_distillation_finds_the_least_squares_solution() -> (
+    None
+):
     model, teachers, data = linear_clients(homogeneous=False)
     average = weighted_mean(stack(teachers), [1, 1, 1])
-    after = distilled(squared(fedavg() | dkd(steps=150, batch_size=30, lr=0.1)), model, teachers, average, data)
+    after = distilled(
+        squared(fedavg() | dkd(steps=150, batch_size=30, lr=0.1)), model, teachers, average, data
+    )
     augmented = torch.cat([torch.cat([x, torch.ones(30, 1, dtype=x.dtype)], 1) for x, _ in data])
-    outputs = torch.cat([x @ w["weight"].T + w["bias"] for w, (x, _) in zip(teachers, data, strict=True)])
+    outputs = torch.cat(
+        [x @ w["weight"].T + w["bias"] for w, (x, _) in zip(teachers, data, strict=True)]
+    )
     best = torch.linalg.lstsq(augmented, outputs).solution
     assert distance(average, after) > 0.1
     assert distance(after, {"weight": best[:-1].T, "bias": best[-1]}) < 1e-6
@@ -77,36 +111,61 @@ def test_corollary_1_fails_on_heterogeneous_data_where_distillation_finds_the_le
 # --- Proposition 2: any model, second order
 
 
-def divergence(net: nn.Module, teachers: list[Weights], inputs: list[Tensor], q: list[float], w: Weights) -> Tensor:
+def divergence(
+    net: nn.Module, teachers: list[Weights], inputs: list[Tensor], q: list[float], w: Weights
+) -> Tensor:
     """L2' = sum_k q_k E_{D_k} KL(f(w_k) || f(w)), in plain PyTorch."""
     total = torch.zeros((), dtype=torch.float64)
     for q_k, teacher, x in zip(q, teachers, inputs, strict=True):
-        log_t, log_s = (log_softmax(functional_call(net, weights, (x,)), 1) for weights in (teacher, w))
+        log_t, log_s = (
+            log_softmax(functional_call(net, weights, (x,)), 1) for weights in (teacher, w)
+        )
         total = total + q_k * (log_t.exp() * (log_t - log_s)).sum(1).mean()
     return total
 
 
 def gradient_at_average(homogeneous: bool, epsilon: float) -> float:
     """|grad L2'| at sum_k q_k w_k, for clients at w* + epsilon d_k."""
-    net, q = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)).double(), [0.2, 0.3, 0.5]  # smooth, as the theory asks
+    # smooth, as the theory asks
+    net, q = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)).double(), [0.2, 0.3, 0.5]
     net.load_state_dict(network().state_dict())
     centre = {name: p.detach() for name, p in net.named_parameters()}
     teachers = [
-        {name: p + epsilon * random(*p.shape, seed=100 * k + i) for i, (name, p) in enumerate(centre.items())} for k in range(3)
+        {
+            name: p + epsilon * random(*p.shape, seed=100 * k + i)
+            for i, (name, p) in enumerate(centre.items())
+        }
+        for k in range(3)
     ]
-    inputs = [random(40, 5, seed=0 if homogeneous else k) + (0 if homogeneous else 2 * k) for k in range(3)]
-    slope = grad(lambda w: divergence(net, teachers, inputs, q, w))(weighted_mean(stack(teachers), q))
+    inputs = [
+        random(40, 5, seed=0 if homogeneous else k) + (0 if homogeneous else 2 * k)
+        for k in range(3)
+    ]
+    slope = grad(lambda w: divergence(net, teachers, inputs, q, w))(
+        weighted_mean(stack(teachers), q)
+    )
     return float(torch.cat([tensor.flatten() for tensor in slope.values()]).norm())
 
 
-def test_proposition_2_on_homogeneous_data_the_weighted_average_is_stationary_to_second_order() -> None:
-    """The gradient there falls with epsilon squared: the quadratic form's own gradient, of order epsilon, vanishes."""
-    ratios = [gradient_at_average(True, epsilon) / gradient_at_average(True, epsilon / 2) for epsilon in (1e-3, 1e-4)]
+def test_proposition_2_on_homogeneous_data_the_weighted_average_is_stationary_to_second_order() -> (
+    None
+):
+    """The gradient there falls with epsilon squared:
+
+    the quadratic form's own gradient, of order epsilon, vanishes.
+    """
+    ratios = [
+        gradient_at_average(True, epsilon) / gradient_at_average(True, epsilon / 2)
+        for epsilon in (1e-3, 1e-4)
+    ]
     assert ratios == pytest.approx([4, 4], rel=0.15)
 
 
 def test_proposition_2_needs_homogeneous_data() -> None:
-    ratios = [gradient_at_average(False, epsilon) / gradient_at_average(False, epsilon / 2) for epsilon in (1e-3, 1e-4)]
+    ratios = [
+        gradient_at_average(False, epsilon) / gradient_at_average(False, epsilon / 2)
+        for epsilon in (1e-3, 1e-4)
+    ]
     assert ratios == pytest.approx([2, 2], rel=0.15)
     assert gradient_at_average(False, 1e-4) > 100 * gradient_at_average(True, 1e-4)
 
@@ -115,7 +174,9 @@ def test_proposition_2_needs_homogeneous_data() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_proposition_1_the_squared_total_variation_is_bounded_by_both_divergences(seed: int) -> None:
+def test_proposition_1_the_squared_total_variation_is_bounded_by_both_divergences(
+    seed: int,
+) -> None:
     inputs = [random(50, 5, seed=seed + k) + k for k in range(3)]
     truths = [softmax(3 * random(50, 3, seed=50 + seed + k), 1) for k in range(3)]
     teachers = [network(seed=seed + 1 + k).state_dict() for k in range(3)]
@@ -131,22 +192,34 @@ def test_proposition_1_the_squared_total_variation_is_bounded_by_both_divergence
 # --- the permutation example of the introduction
 
 
-def test_the_average_of_two_permuted_copies_is_wrong_and_distillation_recovers_the_function() -> None:
+def test_the_average_of_two_permuted_copies_is_wrong_and_distillation_recovers_the_function() -> (
+    None
+):
     data = clients((200, 200), features=5)
     model, hidden = functional(network(hidden=12)), 12
     original = {name: 3 * p.detach() for name, p in network(hidden=hidden).named_parameters()}
     order = torch.randperm(hidden, generator=torch.Generator().manual_seed(4))
     permuted = {
-        "0.weight": original["0.weight"][order], "0.bias": original["0.bias"][order],
-        "2.weight": original["2.weight"][:, order], "2.bias": original["2.bias"],
-    }  # fmt: skip
+        "0.weight": original["0.weight"][order],
+        "0.bias": original["0.bias"][order],
+        "2.weight": original["2.weight"][:, order],
+        "2.bias": original["2.bias"],
+    }
     inputs = [x for x, _ in data]
 
     def wrong(w: Weights) -> float:
-        return divergence(network(hidden=hidden), [original, permuted], inputs, [0.5, 0.5], w).item()
+        return divergence(
+            network(hidden=hidden), [original, permuted], inputs, [0.5, 0.5], w
+        ).item()
 
     average = weighted_mean(stack([original, permuted]), [1, 1])
-    after = distilled(fedavg() | dkd(steps=1000, batch_size=100, lr=1.0), model, [original, permuted], average, data)
+    after = distilled(
+        fedavg() | dkd(steps=1000, batch_size=100, lr=1.0),
+        model,
+        [original, permuted],
+        average,
+        data,
+    )
     assert wrong(permuted) < 1e-12  # both clients compute the same function,
     assert wrong(average) > 0.1  # their average computes another,
     assert wrong(after) < 0.05 * wrong(average)  # and distillation finds the way back

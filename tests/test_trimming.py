@@ -1,4 +1,7 @@
-"""A trimmed step is the same step: no bit of it changes, nothing it is given is written to, and less is launched."""
+"""A trimmed step is the same step:
+
+no bit of it changes, nothing it is given is written to, and less is launched.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -79,7 +82,9 @@ def test_a_step_is_launched_in_half_as_many_operations() -> None:
             super().__init__()  # type: ignore[no-untyped-call]
             self.operations = 0
 
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             self.operations += 1
             return func(*args, **(kwargs or {}))
 

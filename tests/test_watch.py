@@ -36,7 +36,9 @@ def get(address: str, host: str | None = None) -> tuple[str, str | None]:
         return answer.read().decode(), answer.headers["Refresh"]
 
 
-def test_the_page_is_there_from_the_first_round_on_and_grows_with_the_rounds(served: Served) -> None:
+def test_the_page_is_there_from_the_first_round_on_and_grows_with_the_rounds(
+    served: Served,
+) -> None:
     assert "No round has ended yet" in get(served.address)[0]
     make(served.folder, methods=1, seeds=1, rounds=3)
     page, refresh = get(served.address)
@@ -47,8 +49,13 @@ def test_the_page_is_there_from_the_first_round_on_and_grows_with_the_rounds(ser
     assert "2 of 3" in get(served.address)[0]
 
 
-@pytest.mark.parametrize(("path", "host"), [("rounds.jsonl", None), ("../", None), ("", "evil.example"), ("", "evil.example:80")])
-def test_nothing_else_is_served_and_nobody_elses_name_leads_here(served: Served, path: str, host: str | None) -> None:
+@pytest.mark.parametrize(
+    ("path", "host"),
+    [("rounds.jsonl", None), ("../", None), ("", "evil.example"), ("", "evil.example:80")],
+)
+def test_nothing_else_is_served_and_nobody_elses_name_leads_here(
+    served: Served, path: str, host: str | None
+) -> None:
     with pytest.raises(urllib.error.HTTPError, match="404"):
         get(served.address + path, host)
 

@@ -21,14 +21,21 @@ GROUPS: Groups = {
 def test_types_shapes_numbers_and_empty_groups_come_through() -> None:
     found = unpack(pack(GROUPS))
     check(found, GROUPS)
-    assert all(torch.equal(found[g][n], tensor) for g, own in GROUPS.items() for n, tensor in own.items())
+    assert all(
+        torch.equal(found[g][n], tensor) for g, own in GROUPS.items() for n, tensor in own.items()
+    )
 
 
 def test_tensors_that_share_memory_or_lie_crosswise_come_through() -> None:
     whole = torch.arange(6.0).reshape(2, 3)
-    groups = {"a": {"whole": whole, "turned": whole.T}, "b": {"row": whole[0], "wide": whole[:1].expand(4, 3)}}
+    groups = {
+        "a": {"whole": whole, "turned": whole.T},
+        "b": {"row": whole[0], "wide": whole[:1].expand(4, 3)},
+    }
     found = unpack(pack(groups))
-    assert all(torch.equal(found[g][n], tensor) for g, own in groups.items() for n, tensor in own.items())
+    assert all(
+        torch.equal(found[g][n], tensor) for g, own in groups.items() for n, tensor in own.items()
+    )
 
 
 @given(st.binary(max_size=200))

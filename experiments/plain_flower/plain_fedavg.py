@@ -1,4 +1,7 @@
-"""FedAvg as Flower's documentation shows it: its own strategy, an ArrayRecord of weights, digits for data."""
+"""FedAvg as Flower's documentation shows it:
+
+its own strategy, an ArrayRecord of weights, digits for data.
+"""
 
 import json
 import time
@@ -25,8 +28,14 @@ def network(hidden: int) -> nn.Module:
 def train(message: Message, context: Context) -> Message:
     from sklearn.datasets import load_digits
 
-    found, part, parts = load_digits(), *(int(context.node_config[key]) for key in ("partition-id", "num-partitions"))
-    x, y = torch.tensor(found.images[part::parts]).float() / 16, torch.tensor(found.target[part::parts])
+    found, part, parts = (
+        load_digits(),
+        *(int(context.node_config[key]) for key in ("partition-id", "num-partitions")),
+    )
+    x, y = (
+        torch.tensor(found.images[part::parts]).float() / 16,
+        torch.tensor(found.target[part::parts]),
+    )
     net = network(int(context.run_config["hidden"]))
     net.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
     optimiser = torch.optim.SGD(net.parameters(), 0.1)
@@ -59,7 +68,10 @@ class Timed(FedAvg):
 @server.main()
 def main(grid: Grid, context: Context) -> None:
     config = context.run_config
-    strategy, arrays = Timed(int(config["nodes"])), ArrayRecord(network(int(config["hidden"])).state_dict())
+    strategy, arrays = (
+        Timed(int(config["nodes"])),
+        ArrayRecord(network(int(config["hidden"])).state_dict()),
+    )
     strategy.start(grid=grid, initial_arrays=arrays, num_rounds=int(config["rounds"]))
     out = Path(str(config["out"]))
     out.with_suffix(".part").write_text(json.dumps(strategy.times))

@@ -5,11 +5,16 @@ from collections.abc import Iterable
 
 
 class InputError(ValueError):
-    """Something the user wrote or handed in cannot be used. One line; names the thing and what would be right."""
+    """Something the user wrote or handed in cannot be used.
+
+    One line; names the thing and what would be right.
+    """
 
 
 class ClientError(RuntimeError):
-    """A client failed in an exchange; the message carries phase, client and key, so that it can be replayed."""
+    """A client failed in an exchange; the message carries phase, client and key, so that it can be
+    replayed.
+    """
 
 
 class RunError(RuntimeError):
@@ -21,7 +26,9 @@ class NobodyAnsweredError(RunError):
 
 
 class DivergedError(RunError):
-    """Numbers are no longer finite; the message names the phase, and the client and its key if it was one."""
+    """Numbers are no longer finite; the message names the phase, and the client and its key if it
+    was one.
+    """
 
 
 def choices(names: Iterable[str]) -> str:
@@ -32,5 +39,9 @@ def choices(names: Iterable[str]) -> str:
 def line_of(error: BaseException) -> str:
     """Return where in the user's own code an error was raised, for the end of a message."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if "/torch/" not in frame.filename and "/feddkd/" not in frame.filename]
+    own = [
+        frame
+        for frame in frames
+        if "/torch/" not in frame.filename and "/feddkd/" not in frame.filename
+    ]
     return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""

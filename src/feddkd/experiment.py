@@ -1,6 +1,7 @@
 """An experiment: everything that decides a run's numbers, and nothing else.
 
-A frozen value, loaded from TOML; a `[sweep]` table makes a list of them. Engine, device and folders are not part of it.
+A frozen value, loaded from TOML; a `[sweep]` table makes a list of them. Engine, device and folders
+are not part of it.
 """
 
 import hashlib
@@ -28,9 +29,13 @@ from feddkd.rounds.loop import cohort_size
 from feddkd.spec.types import Bound, Chance, Count, Share, Whole, checked
 
 USUAL = {
-    "availability": "always()", "min_clients": 1, "on_divergence": "drop", "shuffle": True, "initial": None,
+    "availability": "always()",
+    "min_clients": 1,
+    "on_divergence": "drop",
+    "shuffle": True,
+    "initial": None,
     "client_validation": "shared",
-}  # fmt: skip
+}
 Fraction = typing.Annotated[float, Bound(least=0, below=1)]
 
 
@@ -46,29 +51,39 @@ class Experiment:
     cohort: Count | Share = 1.0  # a fraction of the clients, or a number of them
     rounds: Count = 10  # T
     seed: Whole = 0  # decides initial weights, split, cohorts and batches
-    split_seed: Whole | None = None  # decides validation set and partition in place of `seed`, to share them between seeds
+    # decides validation set and partition in place of `seed`, to share them between seeds
+    split_seed: Whole | None = None
     validation: Fraction = 0.1  # share of the training set held out, class by class
-    public: Fraction = 0.0  # share of the clients' part that the server holds instead, for methods that use public data
-    training: Share | None = None  # share of the training set given to the clients; all the rest unless said
+    # share of the clients' part that the server holds instead, for methods that use public data
+    public: Fraction = 0.0
+    # share of the training set given to the clients; all the rest unless said
+    training: Share | None = None
     transform: str | None = None  # in place of the one that goes with the data
     evaluation: Literal["auto", "global", "client_mean", "client_pooled"] = "auto"
-    # mini-batches are drawn; or else read in stored order, every round going on where one before it ended; or drawn in DKD alone
+    # mini-batches are drawn; or else read in stored order, every round going on where one before it
+    # ended; or drawn in DKD alone
     shuffle: bool | Literal["distillation"] = True
     dtype: Literal["float32", "float64"] = "float32"
-    initial: str | None = None  # a safetensors file with the weights to start from; the seed draws them unless said
+    # a safetensors file with the weights to start from; the seed draws them unless said
+    initial: str | None = None
     initial_sha256: str | None = None  # of that file: read off it unless said
     availability: str = "always()"  # who does not answer when
     min_clients: Count = 1  # with fewer left a round ends there
     on_divergence: OnDivergence = "drop"  # what becomes of a client whose numbers are not finite
-    diagnostics: bool = False  # log the theory's quantities in every round; changes no number of the run
-    target: Share | None = None  # test accuracy whose price is reported; changes no number of the run
-    delta: Chance | None = None  # of the epsilon that methods with noise report; changes no number of the run
+    # log the theory's quantities in every round; changes no number of the run
+    diagnostics: bool = False
+    # test accuracy whose price is reported; changes no number of the run
+    target: Share | None = None
+    # of the epsilon that methods with noise report; changes no number of the run
+    delta: Chance | None = None
     name: str = ""  # a label for tables; changes no number of the run
 
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(Experiment, include_extras=True)
         for item in fields(self):
-            object.__setattr__(self, item.name, checked(getattr(self, item.name), hints[item.name], item.name))
+            object.__setattr__(
+                self, item.name, checked(getattr(self, item.name), hints[item.name], item.name)
+            )
         if (self.initial is None) != (self.initial_sha256 is None):
             object.__setattr__(self, "initial_sha256", file_digest(self.initial))
         cohort_size(self.cohort, self.clients, self.min_clients)
@@ -82,7 +97,9 @@ class Experiment:
     def parsed_method(self) -> Method:
         method = parse(self.method)
         method.check_order()
-        return method if self.shuffle is True else method.in_stored_order(distilling=not self.shuffle)
+        return (
+            method if self.shuffle is True else method.in_stored_order(distilling=not self.shuffle)
+        )
 
     @cached_property
     def parsed_data(self) -> Source:
@@ -110,7 +127,10 @@ class Experiment:
 
     @property
     def canonical(self) -> dict[str, Any]:
-        """The experiment with nothing left to choose: the same for the same experiment, however it was spelled."""
+        """The experiment with nothing left to choose:
+
+        the same for the same experiment, however it was spelled.
+        """
         return {
             "method": self.parsed_method.canonical,
             "data": self.parsed_data.canonical,
@@ -132,15 +152,21 @@ class Experiment:
 
     @property
     def _later(self) -> dict[str, Any]:
-        """Keys that came later than others: left out of digests where they are as usual, so that digests last."""
+        """Keys that came later than others:
+
+        left out of digests where they are as usual, so that digests last.
+        """
         return {
             "availability": self.tolerance.availability.canonical,
             "min_clients": self.min_clients,
             "on_divergence": self.on_divergence,
             "shuffle": self.shuffle,
             "initial": self.initial_sha256,
-            # until this key came, clients with tests of their own were validated on everybody's examples
-            "client_validation": "own" if self.parsed_partition.own_tests and self.validation else "shared",
+            # until this key came, clients with tests of their own were validated on everybody's
+            # examples
+            "client_validation": "own"
+            if self.parsed_partition.own_tests and self.validation
+            else "shared",
         }
 
     @cached_property
@@ -150,7 +176,13 @@ class Experiment:
     @property
     def family(self) -> str:
         """A digest without the seed: what is averaged over seeds."""
-        return _digest({key: value for key, value in self.canonical.items() if key not in ("seed", "split_seed")})
+        return _digest(
+            {
+                key: value
+                for key, value in self.canonical.items()
+                if key not in ("seed", "split_seed")
+            }
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """As it was spelled, without the keys that are not set: what `Experiment(**...)` takes."""
@@ -165,11 +197,15 @@ KEYS = tuple(item.name for item in fields(Experiment))
 
 
 def load(path: Path, settings: Sequence[str] = ()) -> list[Experiment]:
-    """The experiments of a TOML file, in the order of its sweep, with `key=value` settings laid over it."""
+    """The experiments of a TOML file, in the order of its sweep, with `key=value` settings laid
+    over it.
+    """
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read the experiment {path}: {getattr(error, 'strerror', None) or error}") from None
+        raise InputError(
+            f"cannot read the experiment {path}: {getattr(error, 'strerror', None) or error}"
+        ) from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not TOML: {error}") from None
     try:
@@ -179,7 +215,9 @@ def load(path: Path, settings: Sequence[str] = ()) -> list[Experiment]:
 
 
 def expand(table: Mapping[str, Any]) -> list[Experiment]:
-    """One experiment for each combination of the values under [sweep], the last key varying fastest."""
+    """One experiment for each combination of the values under [sweep], the last key varying
+    fastest.
+    """
     plain = {key: value for key, value in table.items() if key != "sweep"}
     sweep = table.get("sweep", {})
     if not isinstance(sweep, dict):
@@ -190,9 +228,13 @@ def expand(table: Mapping[str, Any]) -> list[Experiment]:
         if key in plain:
             raise InputError(f"{key!r} is given both for itself and under sweep")
     combinations = itertools.product(*sweep.values())
-    experiments = [_experiment({**plain, **dict(zip(sweep, values, strict=True))}) for values in combinations]
+    experiments = [
+        _experiment({**plain, **dict(zip(sweep, values, strict=True))}) for values in combinations
+    ]
     if len({experiment.digest for experiment in experiments}) < len(experiments):
-        raise InputError("sweep holds the same experiment twice: its values must differ in what changes a number")
+        raise InputError(
+            "sweep holds the same experiment twice: its values must differ in what changes a number"
+        )
     return experiments
 
 
@@ -206,8 +248,12 @@ def _experiment(table: Mapping[str, Any]) -> Experiment:
 
 
 def overlaid(table: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
-    """A table with `key=value` settings in place; a value is read as TOML, or else as the text it is."""
-    result = {key: dict(value) if isinstance(value, dict) else value for key, value in table.items()}
+    """A table with `key=value` settings in place; a value is read as TOML, or else as the text it
+    is.
+    """
+    result = {
+        key: dict(value) if isinstance(value, dict) else value for key, value in table.items()
+    }
     for setting in settings:
         key, equals, text = setting.partition("=")
         key = key.strip()

@@ -1,9 +1,10 @@
 """What a federated method is: a sequence of exchanges, as an immutable value.
 
-In an exchange the server sends named tensors to a cohort of clients, each client computes beside its own data, and the server
-folds what comes back into its state. A `Phase` is one kind of exchange, a `Method` a tuple of phases, and `a | b` runs b's
-phases after a's. All functions in here are pure: they change nothing they are given, take no `.item()` and branch on no tensor,
-so that an engine may loop, vmap, compile or capture them.
+In an exchange the server sends named tensors to a cohort of clients, each client computes beside
+its own data, and the server folds what comes back into its state. A `Phase` is one kind of
+exchange, a `Method` a tuple of phases, and `a | b` runs b's phases after a's. All functions in here
+are pure: they change nothing they are given, take no `.item()` and branch on no tensor, so that an
+engine may loop, vmap, compile or capture them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,8 +27,9 @@ from feddkd.tensors import Groups, Tensors, only, without
 
 
 class Batch(NamedTuple):
-    """What a client sees in one step. `share` weighs the examples and sums to one, so a mean is a weighted sum: padding has
-    share 0."""
+    """What a client sees in one step. `share` weighs the examples and sums to one, so a mean is a
+    weighted sum: padding has share 0.
+    """
 
     x: Tensor
     y: Tensor
@@ -35,7 +37,10 @@ class Batch(NamedTuple):
     key: Tensor  # the step's key as one whole number, for dropout
 
     def marks(self, classes: int) -> Tensor:
-        """(batch, classes): 1 where an example has that label, else 0; padding has none. (one_hot fits no CUDA graph.)"""
+        """(batch, classes):
+
+        1 where an example has that label, else 0; padding has none. (one_hot fits no CUDA graph.)
+        """
         own = self.y.unsqueeze(-1) == torch.arange(classes, device=self.y.device)
         return (own & (self.share > 0).unsqueeze(-1)).to(self.share.dtype)
 
@@ -43,34 +48,43 @@ class Batch(NamedTuple):
 # --- what a client does
 
 
-Finish = Callable[[Model, Groups, Groups, Groups], tuple[Groups, Groups]]  # (model, sent, carry, memo) -> (upload, memo)
+# (model, sent, carry, memo) -> (upload, memo)
+Finish = Callable[[Model, Groups, Groups, Groups], tuple[Groups, Groups]]
 
 
 @dataclass(frozen=True)
 class Fold:
-    """The client iterates on its own copy. The engine owns the loop over batches; `step` is all it has to repeat."""
+    """The client iterates on its own copy.
+
+    The engine owns the loop over batches; `step` is all it has to repeat.
+    """
 
     start: Callable[[Model, Groups, Groups], Groups]  # (model, sent, memo) -> carry
     step: Callable[[Model, Groups, Groups, Batch], Groups]  # (model, sent, carry, batch) -> carry
     finish: Finish
-    # whether the upload is the sum of what each batch by itself would bring, and the memo stays: batches may be shared out
+    # whether the upload is the sum of what each batch by itself would bring, and the memo stays:
+    # batches may be shared out
     sums: bool = False
 
 
 Targets = Callable[[Model, Groups, Batch], Tensor]  # (model, memo, batch) -> targets, held constant
-Loss = Callable[[Model, Tensors, Groups, Groups, Batch, Tensor], Tensor]  # (model, w, sent, memo, batch, targets) -> loss
+# (model, w, sent, memo, batch, targets) -> loss
+Loss = Callable[[Model, Tensors, Groups, Groups, Batch, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Gradient:
-    """The client differentiates a loss at the shared weights sent["params"] and uploads the gradient.
+    """The client differentiates a loss at the shared weights sent["params"] and uploads the
+    gradient.
 
-    `targets` must not depend on what is sent: an engine may compute the targets of all J steps at once.
+    `targets` must not depend on what is sent: an engine may compute the targets of all J steps at
+    once.
     """
 
     targets: Targets
     loss: Loss
-    probe: Fold | None = None  # done at the same time, on examples that reads.spare sets aside; its upload joins the gradient
+    # done at the same time, on examples that reads.spare sets aside; its upload joins the gradient
+    probe: Fold | None = None
 
 
 class Collect(Enum):
@@ -78,13 +92,15 @@ class Collect(Enum):
 
     MEAN_BY_EXAMPLES = "mean by examples"  # weights n_k / sum n
     MEAN_BY_CLIENTS = "mean by clients"  # weights 1 / m
-    EVERY = "every client's"  # stacked along a new first axis, in the order of the clients that answered
+    # stacked along a new first axis, in the order of the clients that answered
+    EVERY = "every client's"
 
 
 # --- exchanges, phases, methods
 
-# (model, state, collected, rates) -> state. The server also finds state["start"], the weights the round began with, and in rates
-# who answered: "clients" (their numbers, in the order in which uploads are stacked), "examples" (n_k), "share" (of all clients).
+# (model, state, collected, rates) -> state. The server also finds state["start"], the weights the
+# round began with, and in rates who answered: "clients" (their numbers, in the order in which
+# uploads are stacked), "examples" (n_k), "share" (of all clients).
 ServerFn = Callable[[Model, Groups, Groups, Tensors], Groups]
 
 
@@ -96,14 +112,18 @@ class World(NamedTuple):
     classes: int = 2
     public: int = 0  # examples that the server holds and everybody may see
     outputs: int = 2  # of the network; there may be more of them than classes
-    like: Tensor = torch.zeros(())  # of the run's own type and on its device: where whole models are private, the state is empty
+    # of the run's own type and on its device: where whole models are private, the state is empty
+    like: Tensor = torch.zeros(())
 
 
 NOWHERE, NOTHING = World(), Reads(1, source="none")
 
 
 class Part(NamedTuple):
-    """Some clients of a cohort, and the groups sent to them alone: besides what everybody is sent, or in its place."""
+    """Some clients of a cohort, and the groups sent to them alone:
+
+    besides what everybody is sent, or in its place.
+    """
 
     clients: tuple[int, ...]
     sent: Groups
@@ -111,30 +131,47 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Phase:
-    """One kind of exchange. Without a client half it is the server's own business and nothing is exchanged."""
+    """One kind of exchange.
+
+    Without a client half it is the server's own business and nothing is exchanged.
+    """
 
     name: str
     client: Fold | Gradient | None
     server: ServerFn
     reads: Reads = NOTHING
-    collect: Mapping[str, Collect] = field(default_factory=dict)  # upload group -> how it is gathered
-    every: Mapping[str, str] = field(default_factory=dict)  # name -> upload group that the server wants client by client as well
+    # upload group -> how it is gathered
+    collect: Mapping[str, Collect] = field(default_factory=dict)
+    # name -> upload group that the server wants client by client as well
+    every: Mapping[str, str] = field(default_factory=dict)
     sends: tuple[str, ...] = ("params", "buffers")  # groups of the server's state
-    rates: Mapping[str, Schedule] = field(default_factory=dict)  # arrive with what is sent, as sent["rates"], and at the server
+    # arrive with what is sent, as sent["rates"], and at the server
+    rates: Mapping[str, Schedule] = field(default_factory=dict)
     repeat: Repeat = ONCE
-    # (state, cohort, repetition) -> the parts of the cohort that are asked; clients of no part sit this repetition out
+    # (state, cohort, repetition) -> the parts of the cohort that are asked; clients of no part sit
+    # this repetition out
     parts: Callable[[Groups, tuple[int, ...], int], Sequence[Part]] | None = None
-    unfolds: "Callable[[Model], tuple[Phase, ...]] | None" = None  # the phases it stands for, where those depend on the network
-    over: Callable[[Groups], Tensor] | None = None  # of the server's state, after a repetition: whether to leave out the rest
-    at: Literal["clients", "server"] = "clients"  # the server may work through examples of its own as if it were a client
-    refines: bool = False  # betters a shared model that stands already, so what stood before is judged too
-    follows: bool = False  # works on the way that the round's earlier phases have moved the shared model
-    needs: frozenset[str] = frozenset()  # memo groups that an earlier phase of the round must have left
-    leaves: frozenset[str] = frozenset()  # memo groups that this phase leaves with the client for later phases
+    # the phases it stands for, where those depend on the network
+    unfolds: "Callable[[Model], tuple[Phase, ...]] | None" = None
+    # of the server's state, after a repetition: whether to leave out the rest
+    over: Callable[[Groups], Tensor] | None = None
+    # the server may work through examples of its own as if it were a client
+    at: Literal["clients", "server"] = "clients"
+    # betters a shared model that stands already, so what stood before is judged too
+    refines: bool = False
+    # works on the way that the round's earlier phases have moved the shared model
+    follows: bool = False
+    # memo groups that an earlier phase of the round must have left
+    needs: frozenset[str] = frozenset()
+    # memo groups that this phase leaves with the client for later phases
+    leaves: frozenset[str] = frozenset()
     keeps: frozenset[str] = frozenset()  # memo groups that stay with the client from round to round
-    opens: Callable[[Model, Groups, World], Groups] | None = None  # (model, state, world) -> groups the state begins with besides
-    brings: Callable[[Model, Groups, World], Groups] | None = None  # likewise -> memo groups every client begins with
-    noise: float = 0.0  # of what the server gathers, in units of what one client may add to it: for the accountant
+    # (model, state, world) -> groups the state begins with besides
+    opens: Callable[[Model, Groups, World], Groups] | None = None
+    # likewise -> memo groups every client begins with
+    brings: Callable[[Model, Groups, World], Groups] | None = None
+    # of what the server gathers, in units of what one client may add to it: for the accountant
+    noise: float = 0.0
 
     @property
     def asks_clients(self) -> bool:
@@ -145,8 +182,9 @@ class Phase:
 class Exchange:
     """One entry of a round's plan: repetition `step` of `steps` of phase number `index`.
 
-    Random draws depend on `index`, so phases in which the server is alone with its state do not count: with and without them
-    clients read the same batches. `retain` names the memo groups that clients must keep afterwards; None means all of them.
+    Random draws depend on `index`, so phases in which the server is alone with its state do not
+    count: with and without them clients read the same batches. `retain` names the memo groups that
+    clients must keep afterwards; None means all of them.
     """
 
     phase: Phase
@@ -156,29 +194,47 @@ class Exchange:
     retain: frozenset[str] | None = None
 
     def rates(self, round: int, like: Tensor) -> dict[str, Tensor]:
-        # filled in where they belong: to copy them over would make host and device wait for each other
-        return {name: torch.full((), rate(round, self.step), dtype=like.dtype, device=like.device)
-                for name, rate in self.phase.rates.items()}  # fmt: skip
+        # filled in where they belong: to copy them over would make host and device wait for each
+        # other
+        return {
+            name: torch.full((), rate(round, self.step), dtype=like.dtype, device=like.device)
+            for name, rate in self.phase.rates.items()
+        }
 
 
-# Which tensors never leave their client: none; batch norm's running statistics; batch-norm layers whole; the whole model.
+# Which tensors never leave their client: none; batch norm's running statistics; batch-norm layers
+# whole; the whole model.
 Private = Literal["none", "statistics", "norm", "model"]
 
 
 @dataclass(frozen=True, eq=False)
 class Method(Spelled):
-    """A federated method: its phases, and which tensors stay private, by kind and by name ("head.*")."""
+    """A federated method:
+
+    its phases, and which tensors stay private, by kind and by name ("head.*").
+    """
 
     phases: tuple[Phase, ...]
     private: frozenset[Private] = frozenset({"none"})
     private_patterns: frozenset[str] = frozenset()
 
     def __or__(self, other: "Method") -> "Method":
-        """This method's phases, then the other's. Both must be spelled, else the text of the whole would lack a part."""
+        """This method's phases, then the other's.
+
+        Both must be spelled, else the text of the whole would lack a part.
+        """
         if bool(self.calls) != bool(other.calls):
-            raise InputError("register a method of your own (METHODS.register) before you join it with | to one that is spelled")
+            raise InputError(
+                "register a method of your own (METHODS.register) before you join it with | to one"
+                " that is spelled"
+            )
         patterns = self.private_patterns | other.private_patterns
-        joined = Method(self.phases + other.phases, self.private | other.private, patterns, calls=self.calls + other.calls)
+        joined = Method(
+            self.phases + other.phases,
+            self.private | other.private,
+            patterns,
+            calls=self.calls + other.calls,
+        )
         joined.check_order()
         return joined
 
@@ -193,17 +249,22 @@ class Method(Spelled):
         for number, phase in enumerate(self.phases):
             if phase.follows and number == 0:
                 raise InputError(
-                    f"phase {phase.name!r} works on what the round has made of the model so far, and nothing comes before it: "
-                    f"put a method that trains locally first, as in fedavg() | {self}"
+                    f"phase {phase.name!r} works on what the round has made of the model so far,"
+                    " and nothing comes before it: put a method that trains locally first, as in"
+                    f" fedavg() | {self}"
                 )
             if missing := phase.needs - left - phase.keeps:
                 raise InputError(
-                    f"phase {phase.name!r} needs {', '.join(sorted(missing))!r} with the client, and no phase before it leaves "
-                    f"that there: put a method that trains locally first, as in fedavg() | {self}"
+                    f"phase {phase.name!r} needs {', '.join(sorted(missing))!r} with the client,"
+                    " and no phase before it leaves that there: put a method that trains locally"
+                    f" first, as in fedavg() | {self}"
                 )
             if (phase.refines or phase.follows) and "model" in self.private:
                 does = "teaches" if phase.refines else "moves"
-                raise InputError(f"phase {phase.name!r} {does} a shared model, and in {self} whole models stay with the clients")
+                raise InputError(
+                    f"phase {phase.name!r} {does} a shared model, and in {self} whole models stay"
+                    " with the clients"
+                )
             left |= phase.leaves | phase.keeps
 
     def fitted(self, model: Model) -> "Method":
@@ -212,8 +273,15 @@ class Method(Spelled):
         return replace(self, phases=tuple(phase for phases in unfolded for phase in phases))
 
     def in_stored_order(self, distilling: bool = True) -> "Method":
-        """The same method with nobody's examples shuffled; `distilling`, too, or but for phases that do."""
-        return replace(self, phases=tuple(_in_stored_order(p) if distilling or not p.refines else p for p in self.phases))
+        """The same method with nobody's examples shuffled; `distilling`, too, or but for phases
+        that do.
+        """
+        return replace(
+            self,
+            phases=tuple(
+                _in_stored_order(p) if distilling or not p.refines else p for p in self.phases
+            ),
+        )
 
     def private_names(self, model: Model) -> frozenset[str]:
         names = {
@@ -224,12 +292,21 @@ class Method(Spelled):
         }
         kinds = frozenset[str]().union(*(names[kind] for kind in self.private))
         private = kinds.union(*(_matching(pattern, model) for pattern in self.private_patterns))
-        if private >= model.param_names and any(phase.refines or phase.follows for phase in self.phases):
-            raise InputError(f"every trained tensor stays with the clients in {self}, so there is no shared model to work on")
+        if private >= model.param_names and any(
+            phase.refines or phase.follows for phase in self.phases
+        ):
+            raise InputError(
+                f"every trained tensor stays with the clients in {self}, so there is no shared"
+                " model to work on"
+            )
         return private
 
-    def start(self, model: Model, params: Tensors, buffers: Tensors, world: World = NOWHERE) -> tuple[Groups, Groups]:
-        """An initial model as the server's state and the memo every client begins with (its private tensors)."""
+    def start(
+        self, model: Model, params: Tensors, buffers: Tensors, world: World = NOWHERE
+    ) -> tuple[Groups, Groups]:
+        """An initial model as the server's state and the memo every client begins with (its private
+        tensors).
+        """
         private = self.private_names(model)
         state: Groups = {"params": without(params, private), "buffers": without(buffers, private)}
         memo: Groups = {"private": only({**params, **buffers}, private)} if private else {}
@@ -241,25 +318,47 @@ class Method(Spelled):
         return state, memo
 
     def plan(self, round: int, wanted: frozenset[str] = frozenset()) -> list[Exchange]:
-        """The exchanges of a round, in order. Memo groups in `wanted` stay with the clients to its end."""
-        turns = [(i, j, n) for i, p in enumerate(self.phases) for n in [p.repeat(round)] for j in range(1, n + 1)]
+        """The exchanges of a round, in order.
+
+        Memo groups in `wanted` stay with the clients to its end.
+        """
+        turns = [
+            (i, j, n)
+            for i, p in enumerate(self.phases)
+            for n in [p.repeat(round)]
+            for j in range(1, n + 1)
+        ]
         forever = frozenset({"private"}).union(wanted, *(phase.keeps for phase in self.phases))
-        needed_later = [forever.union(*(self.phases[i].needs for i, _, _ in turns[at + 1 :])) for at in range(len(turns))]
+        needed_later = [
+            forever.union(*(self.phases[i].needs for i, _, _ in turns[at + 1 :]))
+            for at in range(len(turns))
+        ]
         index = list(accumulate((phase.client is not None for phase in self.phases), initial=0))
-        return [Exchange(self.phases[i], index[i], j, n, keep) for (i, j, n), keep in zip(turns, needed_later, strict=True)]
+        return [
+            Exchange(self.phases[i], index[i], j, n, keep)
+            for (i, j, n), keep in zip(turns, needed_later, strict=True)
+        ]
 
 
 def _matching(pattern: str, model: Model) -> frozenset[str]:
     """Return the tensors that a pattern names; one with several names is meant by any of them."""
     tensors = model.tensors
-    found = {own for name, own in {**tensors.saved, **tensors.slots}.items() if fnmatchcase(name, pattern)}
+    found = {
+        own
+        for name, own in {**tensors.saved, **tensors.slots}.items()
+        if fnmatchcase(name, pattern)
+    }
     if not found:
         some = sorted(tensors.saved)[:20]
         raise InputError(
-            f"no tensor of the network is called {pattern!r}; there are: {choices(some)}{', ...' * (len(some) == 20)}"
+            f"no tensor of the network is called {pattern!r}; there are:"
+            f" {choices(some)}{', ...' * (len(some) == 20)}"
         )
     if not (kept := frozenset(found) - tensors.constants):
-        raise InputError(f"{pattern!r} names only tensors that never leave a client anyway: frozen or not saved in state_dict()")
+        raise InputError(
+            f"{pattern!r} names only tensors that never leave a client anyway: frozen or not saved"
+            " in state_dict()"
+        )
     return kept
 
 
@@ -292,10 +391,14 @@ def probing(phase: Phase) -> Phase | None:
         return None
     aside = replace(phase.reads, aside=True, random=False)
     collect = {group: rule for group, rule in phase.collect.items() if group != "gradient"}
-    return replace(phase, name=f"{phase.name} probe", client=phase.client.probe, reads=aside, collect=collect)
+    return replace(
+        phase, name=f"{phase.name} probe", client=phase.client.probe, reads=aside, collect=collect
+    )
 
 
-def own_model(model: Model, sent: Groups, memo: Groups) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def own_model(
+    model: Model, sent: Groups, memo: Groups
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The model as this client sees it: what was sent, with its private tensors in place."""
     private = memo.get("private", {})
     params = {**sent["params"], **only(private, model.param_names)}

@@ -1,4 +1,7 @@
-"""Modules that version 0.1 documented under other names. Importing one warns and gives the module of today."""
+"""Modules that version 0.1 documented under other names.
+
+Importing one warns and gives the module of today.
+"""
 
 import importlib
 import sys
@@ -27,7 +30,9 @@ MOVED = {
 class _Moved(MetaPathFinder, Loader):
     """Finds a module by its old name and loads the one it has become."""
 
-    def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: Any = None
+    ) -> ModuleSpec | None:
         return ModuleSpec(name, self) if name in MOVED else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
@@ -44,9 +49,13 @@ def install() -> None:
 
 
 def attribute(old: str, new: str, name: str) -> Any:
-    """Return a name that a package had in version 0.1, for the package's `__getattr__`; warn that it has moved."""
+    """Return a name that a package had in version 0.1, for the package's `__getattr__`; warn that
+    it has moved.
+    """
     found = getattr(importlib.import_module(new), name, None)
     if found is None or name.startswith("__"):
         raise AttributeError(f"module {old!r} has no attribute {name!r}")
-    warnings.warn(f"{old}.{name} has moved: import it from feddkd.extend", DeprecationWarning, stacklevel=3)
+    warnings.warn(
+        f"{old}.{name} has moved: import it from feddkd.extend", DeprecationWarning, stacklevel=3
+    )
     return found

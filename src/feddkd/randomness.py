@@ -1,8 +1,8 @@
 """Randomness is a path, not a stream.
 
-A key is a tuple that says what the draw is for: ("batches", seed, round, phase, step, client). The draw is a pure function
-of its key, so a client reads the same batches on any engine, in any order, on any machine, and a resumed run needs no saved
-state.
+A key is a tuple that says what the draw is for: ("batches", seed, round, phase, step, client). The
+draw is a pure function of its key, so a client reads the same batches on any engine, in any order,
+on any machine, and a resumed run needs no saved state.
 """
 
 import hashlib
@@ -23,7 +23,9 @@ def fold(key: Key) -> int:
 
 
 def step_keys(key: Key, steps: int) -> "np.typing.NDArray[np.int64]":
-    """A number for each step of a path, as `fold` would give; one hash for all of them, since there are many."""
+    """A number for each step of a path, as `fold` would give; one hash for all of them, since there
+    are many.
+    """
     numbers: np.typing.NDArray[np.int64] = many_step_keys([key], steps)[0]
     return numbers
 
@@ -31,7 +33,8 @@ def step_keys(key: Key, steps: int) -> "np.typing.NDArray[np.int64]":
 def many_step_keys(keys: Sequence[Key], steps: int) -> "np.typing.NDArray[np.int64]":
     """Those of several paths: (paths, steps)."""
     first = np.array([fold(("steps", *key)) for key in keys], np.uint64)
-    walk = first[:, None] + np.arange(steps, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)  # wraps; `uniform` does the mixing
+    # wraps; `uniform` does the mixing
+    walk = first[:, None] + np.arange(steps, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     return (walk >> np.uint64(1)).astype(np.int64)
 
 
@@ -41,7 +44,10 @@ def generator(key: Key) -> np.random.Generator:
 
 
 class _Seed(ISeedSequence):
-    """A key as what Philox(key=...) would make of its digest. Without it numpy first asks the system for randomness."""
+    """A key as what Philox(key=...) would make of its digest.
+
+    Without it numpy first asks the system for randomness.
+    """
 
     def __init__(self, key: Key) -> None:
         self.key = key
@@ -57,8 +63,9 @@ def _digest(key: Key) -> bytes:
 def uniform(key: Tensor, shape: tuple[int, ...], stream: int = 0) -> Tensor:
     """Uniform numbers in [0, 1), float32, on the key's device: a hash of (key, stream, position).
 
-    Made of tensor operations alone, so it gives the same numbers under vmap, in a CUDA graph and on every device; torch's
-    generators do none of these. Good enough for dropout and augmentation; not for cryptography.
+    Made of tensor operations alone, so it gives the same numbers under vmap, in a CUDA graph and on
+    every device; torch's generators do none of these. Good enough for dropout and augmentation; not
+    for cryptography.
     """
     count = 1
     for size in shape:
@@ -70,7 +77,9 @@ def uniform(key: Tensor, shape: tuple[int, ...], stream: int = 0) -> Tensor:
 
 
 def _mix(x: Tensor) -> Tensor:
-    """A 32-bit finaliser (xor-shift, multiply) carried in int64, where a product of two 32-bit numbers wraps harmlessly."""
+    """A 32-bit finaliser (xor-shift, multiply) carried in int64, where a product of two 32-bit
+    numbers wraps harmlessly.
+    """
     x = x & 0xFFFFFFFF
     x = ((x ^ (x >> 16)) * 0x7FEB352D) & 0xFFFFFFFF
     x = ((x ^ (x >> 15)) * 0x846CA68B) & 0xFFFFFFFF

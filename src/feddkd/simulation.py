@@ -68,14 +68,16 @@ class Snapshot:
     state: Groups
     costs: Costs
     memos: Mapping[int, Groups]  # client -> memo
-    engine: Mapping[str, Any] = field(default_factory=dict)  # what the engine chose by timing, so that it chooses the same again
+    # what the engine chose by timing, so that it chooses the same again
+    engine: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Simulation:
-    """A job on an engine. It holds the engine's resources until `close()` or the end of its `with` block.
+    """A job on an engine. It holds the engine's resources until `close()` or the end of its `with`
+    block.
 
-    `engine` is an engine's name or a function that makes one, `options` are those of a named engine. With `resume`, the runs
-    continue from snapshots, which are all of the same round.
+    `engine` is an engine's name or a function that makes one, `options` are those of a named
+    engine. With `resume`, the runs continue from snapshots, which are all of the same round.
     """
 
     def __init__(
@@ -89,7 +91,9 @@ class Simulation:
         self.job, self.round = job, resume[0].round if resume else 0
         self.begun = begin(job, find_device(device))
         self.model, self.runs = self.begun.model, self.begun.runs
-        self.engine = open_engine(engine, self.model, self.begun.federations, self.begun.memos, job.dtype, options or {})
+        self.engine = open_engine(
+            engine, self.model, self.begun.federations, self.begun.memos, job.dtype, options or {}
+        )
         try:
             self._check()
             self._restore(resume)
@@ -100,7 +104,12 @@ class Simulation:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -108,9 +117,12 @@ class Simulation:
         self.engine.close()
 
     def _check(self) -> None:
-        if not self.engine.remote and not all(size for federation in self.begun.federations for size in federation.sizes):
+        if not self.engine.remote and not all(
+            size for federation in self.begun.federations for size in federation.sizes
+        ):
             raise InputError(
-                "there are clients without examples; those that bring their own do so on Flower: feddkd flower server"
+                "there are clients without examples; those that bring their own do so on Flower:"
+                " feddkd flower server"
             )
 
     def _restore(self, snapshots: Sequence[Snapshot]) -> None:
@@ -120,27 +132,42 @@ class Simulation:
             self.engine.adopt(snapshot.engine)
 
     def rounds(self) -> Iterator[dict[int, Row]]:
-        """Return an iterator over the remaining rounds. It yields the rows of a round, one for each run that could go on.
+        """Return an iterator over the remaining rounds. It yields the rows of a round, one for each
+        run that could go on.
 
         A run that could not go on keeps its `error`. The iterator ends early when no run is left.
         """
         method = self.job.method.fitted(self.model)
-        privacy = ledger(method, self.job.clients, self.job.cohort_size, self.job.delta, self.round + 1)
+        privacy = ledger(
+            method, self.job.clients, self.job.cohort_size, self.job.delta, self.round + 1
+        )
         return self._rows(privacy)
 
     def _rows(self, privacy: Iterator[dict[str, float]]) -> Iterator[dict[int, Row]]:
         with suppress(RunError):  # no run could go on; each keeps its error
             for rows in self.play(self.job.method, self.round + 1, self.job.rounds):
                 spent = next(privacy)
-                yield {run.index: {**row, **spent} for run, row in zip(self.going, rows, strict=True)}
+                yield {
+                    run.index: {**row, **spent} for run, row in zip(self.going, rows, strict=True)
+                }
 
     def play(self, method: Method, first: int, last: int) -> Iterator[list[Row]]:
-        """Yield the rows of the rounds `first` to `last` of a method; raise the run's error if no run can go on."""
+        """Yield the rows of the rounds `first` to `last` of a method; raise the run's error if no
+        run can go on.
+        """
         job = self.job
         for rows in play(
-            method, self.model, self.engine, self.runs, cohort=job.cohort_size, last=last, protocol=job.protocol,
-            diagnostics=job.diagnostics, first=first, tolerance=job.tolerance,
-        ):  # fmt: skip
+            method,
+            self.model,
+            self.engine,
+            self.runs,
+            cohort=job.cohort_size,
+            last=last,
+            protocol=job.protocol,
+            diagnostics=job.diagnostics,
+            first=first,
+            tolerance=job.tolerance,
+        ):
             self.round = rows[0]["round"]
             yield rows
 
@@ -158,17 +185,29 @@ class Simulation:
         """Return a snapshot of each run that goes on, as it is after the last round."""
         facts = self.engine.facts()
         return {
-            run.index: Snapshot(self.round, run.state, run.costs, self.engine.memos_of(run.index), facts) for run in self.going
+            run.index: Snapshot(
+                self.round, run.state, run.costs, self.engine.memos_of(run.index), facts
+            )
+            for run in self.going
         }
 
     def confusions(self) -> dict[int, list[list[int]]]:
-        """Return the confusion matrix of each run's model: how many test examples of a class (row) got which class (column)."""
-        states, classes = [(run.index, run.state) for run in self.going], self.begun.federations[0].classes
+        """Return the confusion matrix of each run's model:
+
+        how many test examples of a class (row) got which class (column).
+        """
+        states, classes = (
+            [(run.index, run.state) for run in self.going],
+            self.begun.federations[0].classes,
+        )
         found = confusions(self._quiet_engine(), states, self.job.protocol, classes)
         return dict(zip((run.index for run in self.going), found, strict=True))
 
     def _quiet_engine(self) -> Engine:
-        """Return an engine for one more exchange: the serial one, since for one exchange nothing is worth compiling."""
+        """Return an engine for one more exchange:
+
+        the serial one, since for one exchange nothing is worth compiling.
+        """
         if self.engine.remote:  # what its clients hold is not here
             return self.engine
         plain = Serial(self.model, self.begun.federations, self.begun.memos, self.job.dtype)
@@ -196,10 +235,18 @@ def begin(job: Job, device: torch.device) -> Begun:
     for index, (start, federation) in enumerate(zip(job.starts, federations, strict=True)):
         params, buffers = (to(group, device, job.dtype) for group in (start.params, start.buffers))
         if index == 0:
-            model = prove(model, params, buffers, federation.transform(_few(federation.x), job.dtype))
+            model = prove(
+                model, params, buffers, federation.transform(_few(federation.x), job.dtype)
+            )
         outputs = _check_fit(model, params, buffers, federation, job.dtype)
         _check_public(job.method, federation)
-        world = World(("method", start.seed), len(federation.train), federation.classes, len(federation.public), outputs)
+        world = World(
+            ("method", start.seed),
+            len(federation.train),
+            federation.classes,
+            len(federation.public),
+            outputs,
+        )
         state, memo = job.method.start(model, params, buffers, world)
         runs.append(Run(index, start.seed, state, has_validation=len(federation.validation) > 0))
         memos.append(memo)
@@ -207,21 +254,27 @@ def begin(job: Job, device: torch.device) -> Begun:
 
 
 def _few(x: Tensor) -> Tensor:
-    """Return the examples to try a network on; of tokens those with the least and the largest, which it may not know."""
+    """Return the examples to try a network on; of tokens those with the least and the largest,
+    which it may not know.
+    """
     if x.dtype != torch.int64:
         return x[:FEW]
     return x[[int(x.amin(1).argmin()), int(x.amax(1).argmax()), *range(min(FEW - 2, len(x)))]]
 
 
-def _check_fit(model: Model, params: Tensors, buffers: Tensors, federation: Federation, dtype: torch.dtype) -> int:
-    """Return how many outputs the network has for an example, one for every label at least; only a call can tell."""
+def _check_fit(
+    model: Model, params: Tensors, buffers: Tensors, federation: Federation, dtype: torch.dtype
+) -> int:
+    """Return how many outputs the network has for an example, one for every label at least; only a
+    call can tell.
+    """
     x = federation.transform(federation.x[:FEW], dtype)
     with torch.no_grad():
         logits = model(params, buffers, x, mode="eval", key=torch.tensor(0, device=x.device)).logits
     if logits.shape[1] < federation.classes:
         raise InputError(
-            f"labels go up to {federation.classes - 1}, so an example needs {federation.classes} logits or more; the network "
-            f"returns {logits.shape[1]}"
+            f"labels go up to {federation.classes - 1}, so an example needs {federation.classes}"
+            f" logits or more; the network returns {logits.shape[1]}"
         )
     return int(logits.shape[1])
 
@@ -230,5 +283,6 @@ def _check_public(method: Method, federation: Federation) -> None:
     reading = [phase for phase in method.phases if "public" in phase.reads.source]
     if reading and not len(federation.public):
         raise InputError(
-            f"{method} reads public data, and there is none: set a part aside by public = 0.05, say, or give public=..."
+            f"{method} reads public data, and there is none: set a part aside by public = 0.05,"
+            " say, or give public=..."
         )

@@ -1,7 +1,7 @@
 """Arithmetic on named tensors.
 
-`Tensors` is one group ({"fc.weight": ..., ...}); `Groups` is what travels or stays: {"params": ..., "buffers": ..., ...}.
-Nothing here changes its arguments.
+`Tensors` is one group ({"fc.weight": ..., ...}); `Groups` is what travels or stays: {"params": ...,
+"buffers": ..., ...}. Nothing here changes its arguments.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,7 +26,9 @@ def add(a: Tensors, b: Tensors, scale: Tensor | float = 1.0) -> dict[str, Tensor
 
 
 def add_at_once(a: Tensors, b: Tensors, scale: Tensor | float = 1.0) -> dict[str, Tensor]:
-    """The same to the bit, with two launches for all tensors together; not under vmap, which knows no operations on lists."""
+    """The same to the bit, with two launches for all tensors together; not under vmap, which knows
+    no operations on lists.
+    """
     if not a:
         return {}
     scaled = torch._foreach_mul([b[name] for name in a], scale)
@@ -43,7 +45,10 @@ def stack(many: Sequence[Tensors]) -> dict[str, Tensor]:
 
 
 def weighted_mean(stacked: Tensors, weights: Sequence[float]) -> dict[str, Tensor]:
-    """sum_k p_k stacked[k], p = weights / sum(weights). Whole numbers (counters) are not averaged: the largest is kept."""
+    """sum_k p_k stacked[k], p = weights / sum(weights).
+
+    Whole numbers (counters) are not averaged: the largest is kept.
+    """
     given = tuple(weights)
 
     def mean(tensor: Tensor) -> Tensor:
@@ -57,13 +62,20 @@ def weighted_mean(stacked: Tensors, weights: Sequence[float]) -> dict[str, Tenso
 
 @lru_cache(maxsize=64)
 def _shares(weights: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Weights that sum to one. Kept: all tensors of a mean share them, and a copy to a GPU costs more than the mean."""
+    """Weights that sum to one.
+
+    Kept: all tensors of a mean share them, and a copy to a GPU costs more than the mean.
+    """
     total = float(sum(weights))
-    return torch.tensor([weight / total for weight in weights], dtype=torch.float64).to(device, dtype)
+    return torch.tensor([weight / total for weight in weights], dtype=torch.float64).to(
+        device, dtype
+    )
 
 
 def trimmed_mean(stacked: Tensors, cut: int) -> dict[str, Tensor]:
-    """Coordinate by coordinate the mean of all but the `cut` smallest and the `cut` largest; of whole numbers the largest."""
+    """Coordinate by coordinate the mean of all but the `cut` smallest and the `cut` largest; of
+    whole numbers the largest.
+    """
 
     def mean(tensor: Tensor) -> Tensor:
         if not tensor.is_floating_point():
@@ -90,10 +102,22 @@ def to(group: Tensors, device: torch.device | str, dtype: torch.dtype) -> dict[s
 
 def bytes_of(groups: Groups) -> int:
     """What these groups weigh on the wire, without framing."""
-    return sum(tensor.numel() * tensor.element_size() for group in groups.values() for tensor in group.values())
+    return sum(
+        tensor.numel() * tensor.element_size()
+        for group in groups.values()
+        for tensor in group.values()
+    )
 
 
 def is_finite(groups: Groups) -> Tensor:
-    """Whether every number is, as a tensor: one pass over all of them, and nobody waits for the device."""
-    tensors = [tensor for group in groups.values() for tensor in group.values() if tensor.is_floating_point() and tensor.numel()]
+    """Whether every number is, as a tensor:
+
+    one pass over all of them, and nobody waits for the device.
+    """
+    tensors = [
+        tensor
+        for group in groups.values()
+        for tensor in group.values()
+        if tensor.is_floating_point() and tensor.numel()
+    ]
     return get_total_norm(tensors, torch.inf).isfinite()

@@ -25,11 +25,16 @@ def test_the_median_is_that_of_each_coordinate() -> None:
 
 def test_one_bad_client_does_not_move_it_far() -> None:
     draw = torch.Generator().manual_seed(0)
-    good = [(torch.randn(20, 2, generator=draw), torch.randint(0, 2, (20,), generator=draw)) for _ in range(4)]
+    good = [
+        (torch.randn(20, 2, generator=draw), torch.randint(0, 2, (20,), generator=draw))
+        for _ in range(4)
+    ]
     bad = torch.full((20, 2), 1e6), torch.zeros(20, dtype=torch.int64)
 
     def farthest(method: str) -> float:
-        result = simulate(model=lambda: torch.nn.Linear(2, 2), clients=[*good, bad], test=good[0], method=method)
+        result = simulate(
+            model=lambda: torch.nn.Linear(2, 2), clients=[*good, bad], test=good[0], method=method
+        )
         return max(tensor.abs().max().item() for tensor in result.params.values())
 
     assert farthest("fedmedian()") < 10 < farthest("fedavg()")

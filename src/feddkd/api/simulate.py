@@ -46,22 +46,27 @@ def simulate(
     min_clients: int = 1,
     on_divergence: OnDivergence = "drop",
 ) -> Result:
-    """Run a method on clients' data: pairs (x, y) of tensors or arrays, or torch datasets; x as the network takes it.
+    """Run a method on clients' data: pairs (x, y) of tensors or arrays, or torch datasets; x as the
+    network takes it.
 
-    A module given as `model` starts from the weights it has; a function or class that builds one without arguments is called
-    under the seed, so that seeds differ in their first weights. `initial` takes the place of both: a state dict, a module, or
-    the path of a safetensors file. `cohort` is a fraction of the clients (0.5) or a number of them (10). `dtype` is that of the
-    weights unless said. `evaluation` says whose model is judged on what: "global", "client_mean" or "client_pooled"; "auto" asks
-    every client where clients keep tensors of their own. `public` is what the server holds for everybody to see, for the methods
-    that need such data.
-    `diagnostics` adds the theory's quantities (L1', L2', update norms, ...) to every row. `delta` is that of the epsilon which
-    methods with noise report, 1 / (10 K) unless said. `availability` says which clients do not answer:
-    "random(drop=0.1, late=0.05)", "trace(file='faults.csv')", or `feddkd.rounds.availability.listed(rows)`; with fewer than
-    `min_clients` left a round ends. A client whose numbers are not finite is left out (`on_divergence="drop"`), ends the run
-    ("stop"), or is not looked for ("continue").
+    A module given as `model` starts from the weights it has; a function or class that builds one
+    without arguments is called under the seed, so that seeds differ in their first weights.
+    `initial` takes the place of both: a state dict, a module, or the path of a safetensors file.
+    `cohort` is a fraction of the clients (0.5) or a number of them (10). `dtype` is that of the
+    weights unless said. `evaluation` says whose model is judged on what: "global", "client_mean" or
+    "client_pooled"; "auto" asks every client where clients keep tensors of their own. `public` is
+    what the server holds for everybody to see, for the methods that need such data. `diagnostics`
+    adds the theory's quantities (L1', L2', update norms, ...) to every row. `delta` is that of the
+    epsilon which methods with noise report, 1 / (10 K) unless said. `availability` says which
+    clients do not answer: "random(drop=0.1, late=0.05)", "trace(file='faults.csv')", or
+    `feddkd.rounds.availability.listed(rows)`; with fewer than `min_clients` left a round ends. A
+    client whose numbers are not finite is left out (`on_divergence="drop"`), ends the run ("stop"),
+    or is not looked for ("continue").
     """
     if not isinstance(clients, Sequence):
-        raise InputError(f"clients must be a list with the examples of each client, not {type(clients).__name__}")
+        raise InputError(
+            f"clients must be a list with the examples of each client, not {type(clients).__name__}"
+        )
     federation = assemble(
         [_examples(client, f"client {k}") for k, client in enumerate(clients)],
         _examples(test, "test"),
@@ -105,13 +110,23 @@ def _examples(given: Any, whose: str) -> Examples:
 def _network(given: Any, seed: int) -> Model:
     if not isinstance(given, Model | nn.Module) and not callable(given):
         raise InputError(
-            f"model must be a torch.nn.Module, functional(...) of one, or what builds one, a function or class; not "
-            f"{type(given).__name__}"
+            "model must be a torch.nn.Module, functional(...) of one, or what builds one, a"
+            f" function or class; not {type(given).__name__}"
         )
-    network = functional(given) if isinstance(given, Model | nn.Module) else built(lambda: _called(given), ("init", seed))
+    network = (
+        functional(given)
+        if isinstance(given, Model | nn.Module)
+        else built(lambda: _called(given), ("init", seed))
+    )
     if not network.param_names:
-        frozen = "all of them are frozen (requires_grad=False)" if any(True for _ in network.net.parameters()) else "it has none"
-        raise InputError(f"model must have parameters to train; of this {type(network.net).__name__} {frozen}")
+        frozen = (
+            "all of them are frozen (requires_grad=False)"
+            if any(True for _ in network.net.parameters())
+            else "it has none"
+        )
+        raise InputError(
+            f"model must have parameters to train; of this {type(network.net).__name__} {frozen}"
+        )
     return network
 
 
@@ -127,13 +142,20 @@ def _called(build: Callable[[], T]) -> T:
 
 def _method(given: Any) -> Method:
     if not isinstance(given, Method | str):
-        raise InputError(f"method must be a method or its text, such as 'fedavg() | dkd()', not {type(given).__name__}")
+        raise InputError(
+            "method must be a method or its text, such as 'fedavg() | dkd()', not"
+            f" {type(given).__name__}"
+        )
     return given if isinstance(given, Method) else parse(given)
 
 
 def _dtype(given: torch.dtype | str | None, params: Tensors) -> torch.dtype:
     """The one asked for, or that of the weights."""
-    wanted = next((tensor.dtype for tensor in params.values()), torch.float32) if given is None else given
+    wanted = (
+        next((tensor.dtype for tensor in params.values()), torch.float32)
+        if given is None
+        else given
+    )
     name = str(wanted).removeprefix("torch.")
     if name not in DTYPES:
         raise InputError(f"unknown dtype {name!r}; there are: {choices(DTYPES)}")

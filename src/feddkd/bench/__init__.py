@@ -1,4 +1,7 @@
-"""How fast an engine is: jobs of stated size on made-up data, each beside the plain loop over clients in the same run."""
+"""How fast an engine is:
+
+jobs of stated size on made-up data, each beside the plain loop over clients in the same run.
+"""
 
 from feddkd.bench.jobs import JOBS as JOBS
 from feddkd.bench.jobs import sized as sized

@@ -1,7 +1,8 @@
-"""The plain loop: one module, torch.optim, autograd, client after client. This is how the other packages simulate.
+"""The plain loop: one module, torch.optim, autograd, client after client. This is how the other
+packages simulate.
 
-It is given every advantage that needs no other program: its data are normalised and on the device before the clock starts,
-it draws its batches there, and it never waits for a number.
+It is given every advantage that needs no other program: its data are normalised and on the device
+before the clock starts, it draws its batches there, and it never waits for a number.
 """
 
 import copy
@@ -12,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, softmax
 
-from feddkd.bench.jobs import Job
-from feddkd.bench.setting import Setting
+from feddkd.bench.jobs import BenchJob
+from feddkd.bench.setting import BenchSetting
 from feddkd.data.batches import Reads
 from feddkd.data.federation import Federation
 from feddkd.methods.local import Local
@@ -23,7 +24,7 @@ CHUNK = 4096  # examples normalised at a time
 
 
 @dataclass
-class Loop:
+class PlainLoop:
     net: nn.Module
     start: dict[str, Tensor]
     x: Tensor
@@ -31,20 +32,33 @@ class Loop:
     shards: list[list[Tensor]]  # run -> client -> its examples
     reads: Reads
     local: Local
-    setting: Setting
+    setting: BenchSetting
 
     @classmethod
-    def of(cls, job: Job, setting: Setting, federations: Sequence[Federation]) -> "Loop":
+    def of(
+        cls, job: BenchJob, setting: BenchSetting, federations: Sequence[Federation]
+    ) -> "PlainLoop":
         one, device, model = federations[0], setting.device, job.network()
         net = copy.deepcopy(model.net).to(device, setting.dtype)
         params, buffers = (to(group, device, setting.dtype) for group in model.initial(("init", 0)))
-        x = torch.cat([one.transform(one.x[at : at + CHUNK], setting.dtype) for at in range(0, len(one.x), CHUNK)])
-        shards = [[torch.from_numpy(own).to(device) for own in federation.train] for federation in federations]
+        x = torch.cat(
+            [
+                one.transform(one.x[at : at + CHUNK], setting.dtype)
+                for at in range(0, len(one.x), CHUNK)
+            ]
+        )
+        shards = [
+            [torch.from_numpy(own).to(device) for own in federation.train]
+            for federation in federations
+        ]
         return cls(net, {**params, **buffers}, x, one.y, shards, job.reads, job.local, setting)
 
     def round(self, cohorts: Sequence[Sequence[int]]) -> list[dict[str, Tensor]]:
         """Train the cohort of every run, one client after another, and average."""
-        return [self._average([own[k] for k in cohort]) for own, cohort in zip(self.shards, cohorts, strict=True)]
+        return [
+            self._average([own[k] for k in cohort])
+            for own, cohort in zip(self.shards, cohorts, strict=True)
+        ]
 
     def _average(self, shards: Sequence[Tensor]) -> dict[str, Tensor]:
         total = sum(map(len, shards))
@@ -56,7 +70,9 @@ class Loop:
         return mean
 
     def train(self, shard: Tensor) -> None:
-        """Local training of one client, from the weights everybody starts with; the result is in `net`."""
+        """Local training of one client, from the weights everybody starts with; the result is in
+        `net`.
+        """
         self.net.load_state_dict(self.start)
         self.net.train()
         optimiser = make_optimiser(self.local, self.net)
@@ -70,7 +86,10 @@ class Loop:
     def _batches(self, shard: Tensor) -> Iterator[Tensor]:
         left = self.reads.count(len(shard))
         while left > 0:
-            order, size = shard[torch.randperm(len(shard), device=shard.device)], self.reads.batch_size
+            order, size = (
+                shard[torch.randperm(len(shard), device=shard.device)],
+                self.reads.batch_size,
+            )
             for at in range(0, len(shard), size)[:left]:
                 left -= 1
                 yield order[at : at + size]
@@ -91,7 +110,9 @@ class Loop:
         for _ in range(steps):
             server.zero_grad()
             for teacher, shard in zip(teachers, self.shards[0], strict=True):
-                x = self.x[shard[torch.randperm(len(shard), device=shard.device)[: self.reads.batch_size]]]
+                x = self.x[
+                    shard[torch.randperm(len(shard), device=shard.device)[: self.reads.batch_size]]
+                ]
                 with self.setting.cast():
                     with torch.no_grad():
                         taught = softmax(teacher(x), dim=1)
@@ -100,11 +121,16 @@ class Loop:
             server.step()
 
     def passes(self, times: int, examples: int, classes: int) -> Callable[[int], None]:
-        """Forward and backward through the network for one large batch, so many times, and nothing else."""
+        """Forward and backward through the network for one large batch, so many times, and nothing
+        else.
+        """
         net = self.net.eval()
         parameters = list(net.parameters())
         at = torch.arange(examples, device=self.x.device) % len(self.x)
-        x, taught = self.x[at], torch.rand(examples, classes, device=self.x.device, dtype=self.x.dtype)
+        x, taught = (
+            self.x[at],
+            torch.rand(examples, classes, device=self.x.device, dtype=self.x.dtype),
+        )
 
         def run(t: int) -> None:
             for _ in range(times):
@@ -117,10 +143,21 @@ class Loop:
 
 def make_optimiser(local: Local, net: nn.Module) -> torch.optim.Optimizer:
     if local.optimiser == "sgd":
-        return torch.optim.SGD(net.parameters(), lr=local.lr, momentum=local.momentum, nesterov=local.nesterov,
-                               weight_decay=local.weight_decay)  # fmt: skip
-    return torch.optim.Adam(net.parameters(), lr=local.lr, betas=(local.beta1, local.beta2), eps=local.eps,
-                            weight_decay=local.weight_decay, amsgrad=local.amsgrad)  # fmt: skip
+        return torch.optim.SGD(
+            net.parameters(),
+            lr=local.lr,
+            momentum=local.momentum,
+            nesterov=local.nesterov,
+            weight_decay=local.weight_decay,
+        )
+    return torch.optim.Adam(
+        net.parameters(),
+        lr=local.lr,
+        betas=(local.beta1, local.beta2),
+        eps=local.eps,
+        weight_decay=local.weight_decay,
+        amsgrad=local.amsgrad,
+    )
 
 
 def recorded(action: Callable[[int], None]) -> Callable[[int], None]:

@@ -1,4 +1,7 @@
-"""Time, and what it is measured against: floating-point operations and the peak of a large matrix product."""
+"""Time, and what it is measured against:
+
+floating-point operations and the peak of a large matrix product.
+"""
 
 import copy
 import statistics
@@ -10,13 +13,15 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from feddkd.bench.setting import Setting
+from feddkd.bench.setting import BenchSetting
 
 PATIENCE = 30.0  # seconds of repeats after which no further one is begun
 
 
 class Timing(NamedTuple):
-    """Seconds: median and range of the repeats, and the first call of all, which chooses, compiles, records."""
+    """Seconds: median and range of the repeats, and the first call of all, which chooses, compiles,
+    records.
+    """
 
     median: float
     low: float
@@ -25,7 +30,9 @@ class Timing(NamedTuple):
     first: float
 
     def per(self, units: int) -> "Timing":
-        return Timing(self.median / units, self.low / units, self.high / units, self.repeats, self.first)
+        return Timing(
+            self.median / units, self.low / units, self.high / units, self.repeats, self.first
+        )
 
 
 class Entrant(NamedTuple):
@@ -41,7 +48,8 @@ def timed(action: Callable[[int], object], device: torch.device, repeats: int) -
 
 
 def race(device: torch.device, repeats: int, *entrants: Entrant) -> list[Timing]:
-    """The entrants' times for rounds t = 1, 2, ..., of which the first is for warming up, on a GPU the first two.
+    """The entrants' times for rounds t = 1, 2, ..., of which the first is for warming up, on a GPU
+    the first two.
 
     They take turns, so that whatever else the machine does meets all of them alike.
     """
@@ -82,8 +90,10 @@ def flops_an_example(net: nn.Module, shape: tuple[int, ...]) -> tuple[int, int]:
     return forward.get_total_flops() // count, both.get_total_flops() // count
 
 
-def matmul_peak(setting: Setting) -> float:
-    """Operations a second in a large product of random matrices, at its best, in the precision at hand."""
+def matmul_peak(setting: BenchSetting) -> float:
+    """Operations a second in a large product of random matrices, at its best, in the precision at
+    hand.
+    """
     on_gpu = setting.device.type == "cuda"
     size, products = (8192, 10) if on_gpu else (1024, 3)
     dtype = torch.bfloat16 if setting.precision == "bf16" else setting.dtype

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from feddkd.bench.jobs import Job as BenchJob
-from feddkd.bench.setting import Setting
+from feddkd.bench.jobs import BenchJob
+from feddkd.bench.setting import BenchSetting
 from feddkd.data.federation import Federation
 from feddkd.engines.interface import Engine
 from feddkd.methods import parse
@@ -20,7 +20,10 @@ from feddkd.tensors import Groups
 
 @dataclass
 class Drive:
-    """Plays single phases. Every round starts from the same weights, so repeats do the same work; batches are the round's."""
+    """Plays single phases.
+
+    Every round starts from the same weights, so repeats do the same work; batches are the round's.
+    """
 
     simulation: Simulation
     starts: list[Groups] = field(init=False)  # one for each run; the run's number is its seed
@@ -50,15 +53,21 @@ class Drive:
     def _turn(self, index: int, t: int) -> Turn:
         run = self.simulation.runs[index]
         run.state = self.starts[index]
-        clients = choose(run.seed, t, len(self.engine.sizes(index)), self.simulation.job.cohort_size)
+        clients = choose(
+            run.seed, t, len(self.engine.sizes(index)), self.simulation.job.cohort_size
+        )
         return Turn(run, t, clients, {})
 
 
 @contextmanager
-def driven(job: BenchJob, setting: Setting, federations: list[Federation]) -> Iterator[Drive]:
-    """Open a job on the setting's engine, with a run for each federation, and free everything afterwards."""
+def driven(job: BenchJob, setting: BenchSetting, federations: list[Federation]) -> Iterator[Drive]:
+    """Open a job on the setting's engine, with a run for each federation, and free everything
+    afterwards.
+    """
     model, method = job.network(), parse(job.method)
-    starts = [Start(seed, own, *model.initial(("init", seed))) for seed, own in enumerate(federations)]
+    starts = [
+        Start(seed, own, *model.initial(("init", seed))) for seed, own in enumerate(federations)
+    ]
     what = Job(model, method, starts, setting.dtype, cohort=job.cohort)
     with Simulation(what, setting.engine, str(setting.device), setting.options) as simulation:
         yield Drive(simulation)

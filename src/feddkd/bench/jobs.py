@@ -1,4 +1,7 @@
-"""The jobs: who trains what on how much. The data are random bytes, made by a key; no files are needed."""
+"""The jobs: who trains what on how much.
+
+The data are random bytes, made by a key; no files are needed.
+"""
 
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -20,7 +23,7 @@ NORMALISE = "normalise(mean=0.5, std=0.5)"
 
 
 @dataclass(frozen=True)
-class Job:
+class BenchJob:
     """One job. Its time is counted for a step of all clients, or for a round."""
 
     name: str
@@ -49,7 +52,11 @@ class Job:
             f"{self.cohort} in a round" if self.active else "",
             f"{self.model}, B={self.local.batch_size}",
             f"{self.seeds} seeds at once" if self.seeds > 1 else "",
-            f"J={self.distil}" if self.distil else f"{self.local.steps} steps" if self.local.steps else f"E={self.local.epochs}",
+            f"J={self.distil}"
+            if self.distil
+            else f"{self.local.steps} steps"
+            if self.local.steps
+            else f"E={self.local.epochs}",
         ]
         return ", ".join(filter(None, lines))
 
@@ -57,8 +64,14 @@ class Job:
     def method(self) -> str:
         """The text of the method, without what is default."""
         given = {field.name: getattr(self.local, field.name) for field in fields(Local)}
-        options = ", ".join(f"{name}={value!r}" for name, value in given.items() if value != getattr(Local(), name))
-        return f"fedavg({options})" + (f" | dkd(steps={self.distil}, batch_size={self.local.batch_size})" if self.distil else "")
+        options = ", ".join(
+            f"{name}={value!r}" for name, value in given.items() if value != getattr(Local(), name)
+        )
+        return f"fedavg({options})" + (
+            f" | dkd(steps={self.distil}, batch_size={self.local.batch_size})"
+            if self.distil
+            else ""
+        )
 
     @cached_property
     def sizes(self) -> list[int]:
@@ -67,7 +80,12 @@ class Job:
             return [self.images // self.clients] * self.clients
         labels = np.arange(self.images) % self.classes
         rule = PARTITIONS.one(f"dirichlet(alpha={self.alpha})")
-        return [len(own) for own in rule(Table(labels, labels, None, None, self.classes), self.clients, ("bench", 0)).train]
+        return [
+            len(own)
+            for own in rule(
+                Table(labels, labels, None, None, self.classes), self.clients, ("bench", 0)
+            ).train
+        ]
 
     @property
     def reads(self) -> Reads:
@@ -80,10 +98,16 @@ class Job:
 
     @property
     def images_read(self) -> int:
-        """Images that pass through local training in a round, or through distillation where there is any."""
+        """Images that pass through local training in a round, or through distillation where there
+        is any.
+        """
         if self.distil:
             return self.distil * sum(min(self.local.batch_size, n) for n in self.sizes)
-        return self.seeds * sum(len(batch) for n in self.sizes[: self.cohort] for batch in draw(self.reads, n, ("count",)))
+        return self.seeds * sum(
+            len(batch)
+            for n in self.sizes[: self.cohort]
+            for batch in draw(self.reads, n, ("count",))
+        )
 
     @property
     def units(self) -> int:
@@ -96,11 +120,15 @@ class Job:
     def federations(self, device: torch.device) -> list[Federation]:
         """One for each seed: the same images, divided anew."""
         random = generator(("bench", self.name))
-        x = torch.from_numpy(random.integers(0, 256, (self.images, *self.shape), np.uint8)).to(device)
+        x = torch.from_numpy(random.integers(0, 256, (self.images, *self.shape), np.uint8)).to(
+            device
+        )
         y = torch.from_numpy(random.integers(0, self.classes, self.images)).to(device)
         normalise, nobody = transform(NORMALISE, 255.0), np.arange(0)
         return [
-            Federation(x, y, self.classes, normalise, self._division(seed), None, nobody, np.arange(1))
+            Federation(
+                x, y, self.classes, normalise, self._division(seed), None, nobody, np.arange(1)
+            )
             for seed in range(self.seeds)
         ]
 
@@ -114,11 +142,20 @@ PAPER_FEMNIST = Local(steps=100, lr=0.1, momentum=0.1, nesterov=True, weight_dec
 PAPER_CIFAR = Local(steps=30, lr=0.001, optimiser="adam", weight_decay=0.0001)
 ONE_EPOCH = Local(epochs=1, batch_size=10, lr=0.1)
 
-FEMNIST = Job("femnist", "femnist_cnn", (1, 32, 32), 26, 10, 31_200, PAPER_FEMNIST, "step")
-VGG9 = Job("vgg9", "vgg9", (3, 32, 32), 10, 16, 45_000, PAPER_CIFAR, "step")
-MANY_SMALL = Job("many-small", "small_cnn", (3, 32, 32), 10, 1000, 50_000, ONE_EPOCH, "round", active=50)  # pfl's headline job
-MLP = Job("mlp", "mlp(hidden='64')", (64,), 10, 100, 5_000, ONE_EPOCH, "round", active=50)
-DIRICHLET = replace(VGG9, name="dirichlet", local=replace(PAPER_CIFAR, steps=None, epochs=1), unit="round", alpha=0.1)
+FEMNIST = BenchJob("femnist", "femnist_cnn", (1, 32, 32), 26, 10, 31_200, PAPER_FEMNIST, "step")
+VGG9 = BenchJob("vgg9", "vgg9", (3, 32, 32), 10, 16, 45_000, PAPER_CIFAR, "step")
+# pfl's headline job
+MANY_SMALL = BenchJob(
+    "many-small", "small_cnn", (3, 32, 32), 10, 1000, 50_000, ONE_EPOCH, "round", active=50
+)
+MLP = BenchJob("mlp", "mlp(hidden='64')", (64,), 10, 100, 5_000, ONE_EPOCH, "round", active=50)
+DIRICHLET = replace(
+    VGG9,
+    name="dirichlet",
+    local=replace(PAPER_CIFAR, steps=None, epochs=1),
+    unit="round",
+    alpha=0.1,
+)
 SEEDS = replace(FEMNIST, name="seeds", seeds=10)
 DKD = replace(FEMNIST, name="dkd", distil=10, local=replace(PAPER_FEMNIST, steps=1))
 JOBS = {job.name: job for job in (FEMNIST, VGG9, MANY_SMALL, MLP, DIRICHLET, SEEDS, DKD)}
@@ -142,19 +179,23 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 
 
-def sized(*, device: torch.device, small: bool = False, steps: int | None = None) -> dict[str, Job]:
-    """The jobs in the size that suits the device; `steps` changes those that are timed by the step (J for dkd)."""
+def sized(
+    *, device: torch.device, small: bool = False, steps: int | None = None
+) -> dict[str, BenchJob]:
+    """The jobs in the size that suits the device; `steps` changes those that are timed by the step
+    (J for dkd).
+    """
     sizes = SMALL if small else ON_CPU if device.type == "cpu" else {}
     return {name: _steps(_changed(job, **sizes.get(name, {})), steps) for name, job in JOBS.items()}
 
 
-def _changed(job: Job, **changes: Any) -> Job:
+def _changed(job: BenchJob, **changes: Any) -> BenchJob:
     local = {name: value for name, value in changes.items() if hasattr(job.local, name)}
     own = {name: value for name, value in changes.items() if name not in local}
     return replace(job, local=replace(job.local, **local), **own)
 
 
-def _steps(job: Job, steps: int | None) -> Job:
+def _steps(job: BenchJob, steps: int | None) -> BenchJob:
     if steps is None or job.unit == "round":
         return job
     return replace(job, distil=steps) if job.distil else _changed(job, steps=steps)

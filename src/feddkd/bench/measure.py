@@ -1,4 +1,7 @@
-"""Measures jobs: our engine and the plain loop by turns, and the figure by which each job is judged."""
+"""Measures jobs:
+
+our engine and the plain loop by turns, and the figure by which each job is judged.
+"""
 
 import logging
 from collections.abc import Mapping
@@ -9,22 +12,25 @@ from typing import Any, NamedTuple
 
 import torch
 
-from feddkd.bench.baseline import Loop, recorded
+from feddkd.bench.baseline import PlainLoop, recorded
 from feddkd.bench.clock import Entrant, Timing, flops_an_example, matmul_peak, race, timed
 from feddkd.bench.engine_side import Drive, driven
-from feddkd.bench.jobs import Job
-from feddkd.bench.setting import Setting
+from feddkd.bench.jobs import BenchJob
+from feddkd.bench.setting import BenchSetting
 from feddkd.data.federation import Federation
 from feddkd.errors import InputError, choices
 from feddkd.rounds.loop import choose
 
 log = logging.getLogger(__name__)
 Entry = dict[str, Any]
-PLAIN = ("ms a step of all clients", "s a round", "plain loop / ours")  # figures that need no further measurement
+# figures that need no further measurement
+PLAIN = ("ms a step of all clients", "s a round", "plain loop / ours")
 
 
-class Measured(NamedTuple):
-    """A round on our engine and in the plain loop, by single strategies where asked for, and what the engine says of itself."""
+class JobTimings(NamedTuple):
+    """A round on our engine and in the plain loop, by single strategies where asked for, and what
+    the engine says of itself.
+    """
 
     ours: Timing
     plain: Timing
@@ -36,41 +42,47 @@ class Measured(NamedTuple):
 class Bench:
     """Measures jobs in one setting. What one job needs to know of another is measured once."""
 
-    setting: Setting
-    jobs: Mapping[str, Job]
+    setting: BenchSetting
+    jobs: Mapping[str, BenchJob]
     strategies: bool = False  # whether every single strategy of the engine runs in the same race
     _known: dict[str, Timing] = field(default_factory=dict)
 
-    def find(self, name: str) -> Job:
+    def find(self, name: str) -> BenchJob:
         if name not in self.jobs:
             raise InputError(f"unknown job {name!r}; there are: {choices(self.jobs)}")
         return self.jobs[name]
 
-    def measure(self, job: Job) -> Entry:
+    def measure(self, job: BenchJob) -> Entry:
         """Everything about one job."""
         with self.setting.arithmetic():
             federations = job.federations(self.setting.device)
-            loop = Loop.of(job, self.setting, federations)
+            loop = PlainLoop.of(job, self.setting, federations)
             with ExitStack() as open_, driven(job, self.setting, federations) as drive:
                 singles = self._singles(job, federations, drive, open_)
                 entrants = _ours(job, drive), _plain(job, loop), *singles.values()
                 ours, plain, *rest = race(self.setting.device, self.setting.repeats, *entrants)
                 facts: Mapping[str, Any] = getattr(drive.engine, "facts", dict)()
-                measured = Measured(ours, plain, dict(zip(singles, rest, strict=True)), facts)
+                measured = JobTimings(ours, plain, dict(zip(singles, rest, strict=True)), facts)
             self._known[job.name] = ours
             extra = self._one_pass(job, loop) if job.distil else self._compared(job, federations)
             return self._entry(job, measured, extra)
 
-    def _singles(self, job: Job, federations: list[Federation], drive: Drive, open_: ExitStack) -> dict[str, Entrant]:
+    def _singles(
+        self, job: BenchJob, federations: list[Federation], drive: Drive, open_: ExitStack
+    ) -> dict[str, Entrant]:
         """The job by each strategy alone, those that can do it."""
         found = {}
         for name in getattr(drive.engine, "strategies", ()) if self.strategies else ():
-            entrant = _ours(job, open_.enter_context(driven(job, replace(self.setting, strategy=name), federations)))
+            entrant = _ours(
+                job,
+                open_.enter_context(driven(job, replace(self.setting, strategy=name), federations)),
+            )
             try:
                 entrant.before(1)
                 entrant.action(1)
                 found[name] = entrant
-            except Exception as error:  # a network that vmap cannot take, say: the others are measured all the same
+            # a network that vmap cannot take, say: the others are measured all the same
+            except Exception as error:
                 log.warning("%s: %s does not work (%s)", job.name, name, error)
         return found
 
@@ -78,13 +90,16 @@ class Bench:
     def peak(self) -> float:
         return matmul_peak(self.setting)
 
-    def _alone(self, job: Job, federations: list[Federation]) -> Timing:
+    def _alone(self, job: BenchJob, federations: list[Federation]) -> Timing:
         with driven(job, self.setting, federations) as drive:
             (timing,) = race(self.setting.device, self.setting.repeats, _ours(job, drive))
         return timing
 
-    def _one_pass(self, job: Job, loop: Loop) -> Entry:
-        """The least a DKD step can cost; on a GPU also as a CUDA graph, and that counts: launching would hide it."""
+    def _one_pass(self, job: BenchJob, loop: PlainLoop) -> Entry:
+        """The least a DKD step can cost; on a GPU also as a CUDA graph, and that counts:
+
+        launching would hide it.
+        """
         device, repeats = self.setting.device, self.setting.repeats
         action = loop.passes(job.distil, job.images_read // job.distil, job.classes)
         eager = timed(action, device, repeats).median / job.distil
@@ -94,20 +109,23 @@ class Bench:
             graph = timed(recorded(action), device, repeats).median / job.distil
         return {"pass_seconds": graph, "pass_eager_seconds": eager}
 
-    def _compared(self, job: Job, federations: list[Federation]) -> Entry:
+    def _compared(self, job: BenchJob, federations: list[Federation]) -> Entry:
         """What a job is compared with beside the loop."""
         if job.seeds > 1:
             return {"one_seed_seconds": self._alone(job, federations[:1]).median / job.units}
         if job.alpha is not None:
-            return {"client_steps": job.client_steps, "equal_client_step_seconds": self._client_step(self.jobs["vgg9"])}
+            return {
+                "client_steps": job.client_steps,
+                "equal_client_step_seconds": self._client_step(self.jobs["vgg9"]),
+            }
         return {}
 
-    def _client_step(self, job: Job) -> float:
+    def _client_step(self, job: BenchJob) -> float:
         if job.name not in self._known:
             self._known[job.name] = self._alone(job, job.federations(self.setting.device))
         return self._known[job.name].median / job.client_steps
 
-    def _entry(self, job: Job, measured: Measured, extra: Entry) -> Entry:
+    def _entry(self, job: BenchJob, measured: JobTimings, extra: Entry) -> Entry:
         mine, plain = measured.ours.per(job.units), measured.plain.per(job.units)
         forward, both = flops_an_example(job.network().net, job.shape)
         rate = job.images_read / measured.ours.median
@@ -144,18 +162,26 @@ class Bench:
         }
 
 
-def _ours(job: Job, drive: Drive) -> Entrant:
-    return Entrant(lambda t: drive.play(t, phase=1), before=drive.play) if job.distil else Entrant(drive.play)
+def _ours(job: BenchJob, drive: Drive) -> Entrant:
+    return (
+        Entrant(lambda t: drive.play(t, phase=1), before=drive.play)
+        if job.distil
+        else Entrant(drive.play)
+    )
 
 
-def _plain(job: Job, loop: Loop) -> Entrant:
+def _plain(job: BenchJob, loop: PlainLoop) -> Entrant:
     if job.distil:
         teachers = loop.teachers()
         return Entrant(lambda t: loop.distil(teachers, job.distil))
-    return Entrant(lambda t: loop.round([choose(seed, t, job.clients, job.cohort) for seed in range(job.seeds)]))
+    return Entrant(
+        lambda t: loop.round(
+            [choose(seed, t, job.clients, job.cohort) for seed in range(job.seeds)]
+        )
+    )
 
 
-def _figure(job: Job, mine: Timing, plain: Timing, extra: Entry) -> Entry:
+def _figure(job: BenchJob, mine: Timing, plain: Timing, extra: Entry) -> Entry:
     """The number that the table of targets asks for, and what it is."""
     if job.distil:
         return {"figure": mine.median / extra["pass_seconds"], "figure_of": "x one pass"}
@@ -169,8 +195,11 @@ def _figure(job: Job, mine: Timing, plain: Timing, extra: Entry) -> Entry:
     return {"figure": figure, "figure_of": of}
 
 
-def _by_strategy(measured: Measured, units: int) -> Entry:
-    """Seconds of every strategy alone, and what choosing costs: our time by the best of theirs and the plain loop's."""
+def _by_strategy(measured: JobTimings, units: int) -> Entry:
+    """Seconds of every strategy alone, and what choosing costs:
+
+    our time by the best of theirs and the plain loop's.
+    """
     if not measured.singles:
         return {}
     seconds = {name: timing.median / units for name, timing in measured.singles.items()}
@@ -181,4 +210,8 @@ def _by_strategy(measured: Measured, units: int) -> Entry:
 def _strategy(facts: Mapping[str, Any]) -> str | None:
     """In a word; where an engine chose several, one for each shape of work, all of them."""
     told = facts.get("strategy")
-    return ", ".join(sorted({str(one) for one in told.values()})) if isinstance(told, Mapping) else told
+    return (
+        ", ".join(sorted({str(one) for one in told.values()}))
+        if isinstance(told, Mapping)
+        else told
+    )

@@ -12,18 +12,22 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from feddkd.bench.measure import PLAIN, Entry
-from feddkd.bench.setting import Setting
+from feddkd.bench.setting import BenchSetting
 from feddkd.version import __version__
 
 
-def document(entries: Sequence[Entry], setting: Setting, *, small: bool) -> dict[str, Any]:
+def document(entries: Sequence[Entry], setting: BenchSetting, *, small: bool) -> dict[str, Any]:
     return {
         "jobs": list(entries),
         "feddkd": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "commit": _git("rev-parse", "HEAD"),
-        "changed": None if (status := _git("status", "--porcelain", "--", "*.py")) is None else bool(status),
+        "changed": (
+            None
+            if (status := _git("status", "--porcelain", "--", "*.py")) is None
+            else bool(status)
+        ),
         "device": setting.device_name,
         "threads": torch.get_num_threads(),
         "precision": setting.precision,
@@ -34,20 +38,31 @@ def document(entries: Sequence[Entry], setting: Setting, *, small: bool) -> dict
 
 
 def _git(*words: str) -> str | None:
-    """What git says of the tree this file lies in; None where it is not in one, or where there is no git."""
+    """What git says of the tree this file lies in; None where it is not in one, or where there is
+    no git.
+    """
     try:
-        done = subprocess.run(["git", *words], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10, check=True)
+        done = subprocess.run(
+            ["git", *words],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
 
 
-def page(entries: Sequence[Entry], setting: Setting) -> Table:
+def page(entries: Sequence[Entry], setting: BenchSetting) -> Table:
     """One row a job; fits a hundred columns."""
     table = Table(
         title=f"{setting.engine}, {setting.precision}, {setting.device_name}",
-        caption="median and range of the repeats; loop: one client after another in plain PyTorch, in the same run; "
-        "peak: of a large matrix product",
+        caption=(
+            "median and range of the repeats; loop: one client after another in plain PyTorch, in"
+            " the same run; peak: of a large matrix product"
+        ),
         box=SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
     )
@@ -63,7 +78,11 @@ def page(entries: Sequence[Entry], setting: Setting) -> Table:
             f"{entry['ratio']:.3g}",
             f"{entry['images_per_second']:,.0f}",
             f"{entry['tflops']:.3g}\n{entry['peak_share']:.1%}",
-            f"{entry['figure']:.3g}\n{entry['figure_of']}" if entry["figure_of"] not in PLAIN else "",
+            (
+                f"{entry['figure']:.3g}\n{entry['figure_of']}"
+                if entry["figure_of"] not in PLAIN
+                else ""
+            ),
             *([_alone(entry)] if chosen else []),
         )
     return table
@@ -72,7 +91,12 @@ def page(entries: Sequence[Entry], setting: Setting) -> Table:
 def _alone(entry: Entry) -> str:
     """What choosing costs, then every single strategy, the quickest first."""
     each = sorted(entry.get("strategy_seconds", {}).items(), key=lambda item: item[1])
-    return "\n".join([f"{entry.get('auto_over_best', float('nan')):.3f}", *(f"{name} {1000 * s:.3g}" for name, s in each)])
+    return "\n".join(
+        [
+            f"{entry.get('auto_over_best', float('nan')):.3f}",
+            *(f"{name} {1000 * s:.3g}" for name, s in each),
+        ]
+    )
 
 
 def _time(median: float, spread: Sequence[float], unit: str) -> str:

@@ -27,7 +27,9 @@ def compare(
     b: Annotated[Path, typer.Argument(metavar="B", help="Another one.")],
     as_json: AsJson = False,
 ) -> None:
-    """Two experiments key by key, down to the options of their methods; then their results, seed by seed."""
+    """Two experiments key by key, down to the options of their methods; then their results, seed by
+    seed.
+    """
     (one, ours), (other, theirs) = _side(a), _side(b)
     differs = differences(one, other)
     columns = [accuracies(records) for records in (ours, theirs)] if ours and theirs else []
@@ -47,8 +49,15 @@ def _side(path: Path) -> Side:
     records = [] if path.is_file() else find(path)
     experiments = load(path) if path.is_file() else [record.experiment for record in records]
     if len({experiment.family for experiment in experiments}) > 1:
-        names = labels(families(records)) if records else [experiment.method for experiment in experiments]
-        raise InputError(f"{path} holds several experiments, and one is compared with one: {'; '.join(dict.fromkeys(names))}")
+        names = (
+            labels(families(records))
+            if records
+            else [experiment.method for experiment in experiments]
+        )
+        raise InputError(
+            f"{path} holds several experiments, and one is compared with one:"
+            f" {'; '.join(dict.fromkeys(names))}"
+        )
     return experiments[0], records
 
 
@@ -59,8 +68,12 @@ def _keys(differs: Mapping[str, tuple[Any, Any]]) -> Table:
     return page
 
 
-def _results(columns: Sequence[Mapping[str, list[float]]], tests: Mapping[str, Paired | None]) -> Table:
-    page = _table("accuracy", "A", "B", "B less A", "95 % interval", "higher in", "p (t)", "p (Wilcoxon)")
+def _results(
+    columns: Sequence[Mapping[str, list[float]]], tests: Mapping[str, Paired | None]
+) -> Table:
+    page = _table(
+        "accuracy", "A", "B", "B less A", "95 % interval", "higher in", "p (t)", "p (Wilcoxon)"
+    )
     for name, test in tests.items():
         means = [percent(column[name]) if column[name] else "-" for column in columns]
         page.add_row(name, *means, *(paired_cells(test) if test else ["-"] * 5))

@@ -10,10 +10,19 @@ from rich.table import Table
 from feddkd.spec.registry import Registry
 
 DataDir = Annotated[
-    Path | None, typer.Option("--data", metavar="DIR", envvar="FEDDKD_DATA", help="Folder with the official data files.")
+    Path | None,
+    typer.Option(
+        "--data", metavar="DIR", envvar="FEDDKD_DATA", help="Folder with the official data files."
+    ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="End with one JSON object on the last line of standard output.")]
-Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the file; repeatable.")]
+AsJson = Annotated[
+    bool,
+    typer.Option("--json", help="End with one JSON object on the last line of standard output."),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the file; repeatable."),
+]
 File = Annotated[Path, typer.Argument(metavar="FILE.toml", help="The experiment.")]
 
 

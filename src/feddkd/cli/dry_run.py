@@ -22,7 +22,9 @@ LONG = 1000  # rounds of all runs together, from which on a sweep is not begun w
 def plan(experiments: Sequence[Experiment], places: Sequence[Path], how: How) -> dict[str, Any]:
     """Return what is to do, group by group as it runs in lock-step, and what that takes altogether."""
     together = lock_step(experiments, places)
-    groups = [_group([experiments[at] for at in group], places[group[0]], how) for group in together]
+    groups = [
+        _group([experiments[at] for at in group], places[group[0]], how) for group in together
+    ]
     todo = [group for group in groups if group["runs"]]
     return {
         "groups": groups,
@@ -35,22 +37,47 @@ def plan(experiments: Sequence[Experiment], places: Sequence[Path], how: How) ->
 
 
 def _group(experiments: list[Experiment], place: Path, how: How) -> dict[str, Any]:
-    todo = [e for e in experiments if how.fresh or finished_summary(place / folder_name(e), e.digest) is None]
-    known = {"method": experiments[0].name or experiments[0].method, "runs": len(todo), "finished": len(experiments) - len(todo)}
+    todo = [
+        e
+        for e in experiments
+        if how.fresh or finished_summary(place / folder_name(e), e.digest) is None
+    ]
+    known = {
+        "method": experiments[0].name or experiments[0].method,
+        "runs": len(todo),
+        "finished": len(experiments) - len(todo),
+    }
     if not todo:
         return known
-    done = 0 if how.fresh else min(max(checkpoint.rounds(place / folder_name(e)), default=0) for e in todo)
-    return {**known, "rounds": todo[0].length(how.until) - done, **asdict(forecast(todo, how, done))}
+    done = (
+        0
+        if how.fresh
+        else min(max(checkpoint.rounds(place / folder_name(e)), default=0) for e in todo)
+    )
+    return {
+        **known,
+        "rounds": todo[0].length(how.until) - done,
+        **asdict(forecast(todo, how, done)),
+    }
 
 
 def planned(told: dict[str, Any]) -> Table:
     page = Table(title="What it would take", box=SIMPLE_HEAD, padding=0, show_edge=False)
-    for at, heading in enumerate(("method", "runs", "rounds", "engine", "time", "memory", "MB a run")):
+    for at, heading in enumerate(
+        ("method", "runs", "rounds", "engine", "time", "memory", "MB a run")
+    ):
         page.add_column(heading, justify="right" if at else "left", overflow="fold")
     for group in told["groups"]:
-        page.add_row(group["method"], *(_cells(group) if group["runs"] else ["finished", *["-"] * 5]))
-    total = f"{told['runs']} runs, {told['finished']} finished already: about {clock(told['seconds'])}"
-    page.caption = f"{total}, {in_words(told['memory'])} of memory, {told['bytes'] / 1e6:.4g} MB between server and clients"
+        page.add_row(
+            group["method"], *(_cells(group) if group["runs"] else ["finished", *["-"] * 5])
+        )
+    total = (
+        f"{told['runs']} runs, {told['finished']} finished already: about {clock(told['seconds'])}"
+    )
+    page.caption = (
+        f"{total}, {in_words(told['memory'])} of memory, {told['bytes'] / 1e6:.4g} MB between"
+        " server and clients"
+    )
     page.caption_justify = "left"
     return page
 
@@ -58,4 +85,11 @@ def planned(told: dict[str, Any]) -> Table:
 def _cells(group: dict[str, Any]) -> list[str]:
     memory = "-" if group["memory"] is None else in_words(group["memory"])
     traffic = f"{(group['bytes_up'] + group['bytes_down']) / 1e6:.4g}"
-    return [str(group["runs"]), str(group["rounds"]), group["engine"], clock(group["seconds"]), memory, traffic]
+    return [
+        str(group["runs"]),
+        str(group["rounds"]),
+        group["engine"],
+        clock(group["seconds"]),
+        memory,
+        traffic,
+    ]

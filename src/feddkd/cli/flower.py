@@ -1,7 +1,11 @@
-"""feddkd flower: experiments on a federation of Flower nodes. Flower is an extra: it is imported when it is asked for."""
+"""feddkd flower:
+
+experiments on a federation of Flower nodes. Flower is an extra: it is imported when it is asked
+for.
+"""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -23,13 +27,27 @@ from feddkd.runs.session import Event, Every
 if TYPE_CHECKING:
     from feddkd.flower.deployment.superlink import Superlink
 
-flower_app = typer.Typer(no_args_is_help=True, help="Experiments on a federation of Flower nodes (needs feddkd[flower]).")
+flower_app = typer.Typer(
+    no_args_is_help=True, help="Experiments on a federation of Flower nodes (needs feddkd[flower])."
+)
 
 Out = Annotated[Path, typer.Option(metavar="DIR", help="Where run folders are written.")]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Run again what is finished or was cut short.")]
-Deadline = Annotated[float, typer.Option(min=1, metavar="SECONDS", help="Who has not answered by then has not answered.")]
-Join = Annotated[float, typer.Option(min=1, metavar="SECONDS", help="By then all clients must have joined.")]
-Secure = Annotated[bool, typer.Option("--secure", help="Secure aggregation: uploads come masked, the server learns sums alone.")]
+Fresh = Annotated[
+    bool, typer.Option("--fresh", help="Run again what is finished or was cut short.")
+]
+Deadline = Annotated[
+    float,
+    typer.Option(min=1, metavar="SECONDS", help="Who has not answered by then has not answered."),
+]
+Join = Annotated[
+    float, typer.Option(min=1, metavar="SECONDS", help="By then all clients must have joined.")
+]
+Secure = Annotated[
+    bool,
+    typer.Option(
+        "--secure", help="Secure aggregation: uploads come masked, the server learns sums alone."
+    ),
+]
 Threshold = Annotated[
     float,
     typer.Option(
@@ -43,7 +61,9 @@ Threshold = Annotated[
 @flower_app.command("up")
 def up(
     file: File,
-    nodes: Annotated[int, typer.Option(min=1, help="How many nodes; each stands for its share of the clients.")] = 2,
+    nodes: Annotated[
+        int, typer.Option(min=1, help="How many nodes; each stands for its share of the clients.")
+    ] = 2,
     set_: Settings = None,
     data: DataDir = None,
     out: Out = Path("runs"),
@@ -57,8 +77,8 @@ def up(
 ) -> None:
     """A whole federation on this machine, for the experiments of a file.
 
-    Certificates, keys, a SuperLink with TLS that knows its nodes, the nodes; then the runs, recorded as those of `feddkd run`.
-    In the end nothing is left but the records.
+    Certificates, keys, a SuperLink with TLS that knows its nodes, the nodes; then the runs,
+    recorded as those of `feddkd run`. In the end nothing is left but the records.
     """
     experiments = load(file, set_ or ())
     options = _options(experiments, deadline, join, secure, threshold)
@@ -81,12 +101,17 @@ def _try_out(experiments: list[Experiment], data: Path | None) -> None:
 
 
 def _run(
-    link: "Superlink", experiments: list[Experiment], out: Path, options: dict[str, float], how: How, as_json: bool,
+    link: "Superlink",
+    experiments: list[Experiment],
+    out: Path,
+    options: dict[str, float],
+    how: How,
+    as_json: bool,
     wait: Callable[[Any, float], None] = lambda grid, seconds: None,
-) -> None:  # fmt: skip
+) -> None:
     """Run one experiment after another, each as a Flower run, and show them."""
 
-    def events() -> Iterator[Event]:
+    def events() -> Generator[Event]:
         for at, experiment in enumerate(experiments):
             with link.run() as grid:
                 wait(grid, options["join"])
@@ -96,7 +121,9 @@ def _run(
     show(events(), experiments, [out] * len(experiments), as_json=as_json)
 
 
-def _play(experiment: Experiment, grid: Any, out: Path, options: dict[str, float], how: How) -> Iterator[Event]:
+def _play(
+    experiment: Experiment, grid: Any, out: Path, options: dict[str, float], how: How
+) -> Generator[Event]:
     """Run an experiment over the nodes behind a Grid; a threshold makes the engine a secure one."""
     from feddkd.flower.apps import engine_on
 
@@ -104,7 +131,9 @@ def _play(experiment: Experiment, grid: Any, out: Path, options: dict[str, float
     return play([experiment], out, replace(how, engine=engine))
 
 
-def _options(experiments: list[Experiment], deadline: float, join: float, secure: bool, threshold: float) -> dict[str, float]:
+def _options(
+    experiments: list[Experiment], deadline: float, join: float, secure: bool, threshold: float
+) -> dict[str, float]:
     """What the engine is told; a threshold is what makes it a secure one."""
     if not secure:
         return {"deadline": deadline, "join": join}
@@ -116,7 +145,9 @@ def _options(experiments: list[Experiment], deadline: float, join: float, secure
     return {"deadline": deadline, "join": join, "threshold": threshold}
 
 
-def ray_events(experiments: list[Experiment], places: list[Path], options: RunOptions, fresh: bool) -> Iterator[Event]:
+def ray_events(
+    experiments: list[Experiment], places: list[Path], options: RunOptions, fresh: bool
+) -> Generator[Event]:
     """Run one experiment after another in Flower's simulation, a core for each client at work."""
     with _flower():
         from feddkd.flower.apps import NodeApp
@@ -135,8 +166,16 @@ def ray_events(experiments: list[Experiment], places: list[Path], options: RunOp
 @flower_app.command("server")
 def server(
     file: File,
-    folder: Annotated[Path, typer.Option(metavar="DIR", help="Certificate and key: what `feddkd flower certificate` made.")],
-    keys: Annotated[Path, typer.Option(metavar="DIR", help="The public keys (*.pub) of the nodes that may join.")],
+    folder: Annotated[
+        Path,
+        typer.Option(
+            metavar="DIR", help="Certificate and key: what `feddkd flower certificate` made."
+        ),
+    ],
+    keys: Annotated[
+        Path,
+        typer.Option(metavar="DIR", help="The public keys (*.pub) of the nodes that may join."),
+    ],
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "0.0.0.0",
     port: Annotated[int, typer.Option(help="The port to listen on.")] = 9092,
     set_: Settings = None,
@@ -150,9 +189,11 @@ def server(
     fresh: Fresh = False,
     as_json: AsJson = False,
 ) -> None:
-    """The server of a federation: a SuperLink with TLS for the nodes whose keys it knows, and the runs of a file.
+    """The server of a federation: a SuperLink with TLS for the nodes whose keys it knows, and the
+    runs of a file.
 
-    It waits until all clients have joined. Stopped and started again it goes on from its last checkpoint.
+    It waits until all clients have joined. Stopped and started again it goes on from its last
+    checkpoint.
     """
     experiments, public_keys = load(file, set_ or ()), sorted(keys.glob("*.pub"))
     options = _options(experiments, deadline, join, secure, threshold)
@@ -166,7 +207,10 @@ def server(
 
         for name in (AUTHORITY, CERTIFICATE, PRIVATE):
             if not (folder / name).is_file():
-                raise InputError(f"there is no {name} in {folder}; feddkd flower certificate {folder} HOST makes it")
+                raise InputError(
+                    f"there is no {name} in {folder}; feddkd flower certificate {folder} HOST"
+                    " makes it"
+                )
         with Processes(folder) as processes:
             link = Superlink(folder.resolve(), processes, port, host, lasting=True)
             link.start()
@@ -178,8 +222,15 @@ def server(
 
 @flower_app.command("certificate")
 def certificate(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where ca.crt, server.pem and server.key go.")],
-    hosts: Annotated[list[str], typer.Argument(metavar="HOST...", help="Names and addresses by which nodes reach the server.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Where ca.crt, server.pem and server.key go.")
+    ],
+    hosts: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="HOST...", help="Names and addresses by which nodes reach the server."
+        ),
+    ],
 ) -> None:
     """Make a server's certificate. Nodes get a copy of DIR/ca.crt; the rest stays."""
     with _flower():
@@ -189,7 +240,9 @@ def certificate(
 
 
 @flower_app.command("init")
-def init(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for the app.")]) -> None:
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for the app.")],
+) -> None:
     """Write a Flower app for your own data: one function to fill in, then `flwr run DIR`."""
     from feddkd.flower.deployment.template import FILES
 
@@ -204,16 +257,37 @@ def init(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folde
 @flower_app.command("client")
 def client(
     superlink: Annotated[str, typer.Argument(metavar="HOST:PORT", help="The server's SuperLink.")],
-    part: Annotated[int, typer.Option(min=0, help="Which node this is: it stands for the clients PART, PART + PARTS, ...")],
+    part: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Which node this is: it stands for the clients PART, PART + PARTS, ..."
+        ),
+    ],
     parts: Annotated[int, typer.Option(min=1, help="How many nodes there are.")],
-    key: Annotated[Path, typer.Option(metavar="FILE", help="This node's private key; `feddkd flower key` makes one.")],
-    authority: Annotated[Path, typer.Option(metavar="FILE", help="The certificate by which the server is known: its ca.crt.")],
+    key: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE", help="This node's private key; `feddkd flower key` makes one."
+        ),
+    ],
+    authority: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE", help="The certificate by which the server is known: its ca.crt."
+        ),
+    ],
     port: Annotated[int, typer.Option(help="A port for this node's own use, on 127.0.0.1.")] = 9094,
     load: Annotated[
-        str | None, typer.Option(metavar="FILE.py:NAME", help="A function of your own that returns this client's (x, y).")
+        str | None,
+        typer.Option(
+            metavar="FILE.py:NAME", help="A function of your own that returns this client's (x, y)."
+        ),
     ] = None,
     secure: Annotated[
-        bool, typer.Option("--secure", help="Upload nothing that is not masked, whatever a server asks for.")
+        bool,
+        typer.Option(
+            "--secure", help="Upload nothing that is not masked, whatever a server asks for."
+        ),
     ] = False,
     data: DataDir = None,
     threads: Threads = None,
@@ -236,9 +310,17 @@ def client(
 
 @flower_app.command("key")
 def key_(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where the private key goes; the public one beside it.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="Where the private key goes; the public one beside it."
+        ),
+    ],
 ) -> None:
-    """Make a node's key pair: FILE, which stays on the node, and FILE.pub, which the server must know."""
+    """Make a node's key pair:
+
+    FILE, which stays on the node, and FILE.pub, which the server must know.
+    """
     with _flower():
         from feddkd.flower.deployment.credentials import make_node
 
@@ -249,9 +331,11 @@ def key_(
 def _flower() -> Iterator[None]:
     """Flower, kept quiet: it talks to nobody but the SuperLink."""
     os.environ |= {
-        "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
-    }  # fmt: skip
+    }
     try:
         yield
     except ModuleNotFoundError as error:

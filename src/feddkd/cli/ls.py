@@ -25,16 +25,26 @@ def listing(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of runs.")] = Path("runs"),
     where: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=TEXT", help="Only runs whose key holds the text, as in method=dkd, seed=0, state=running."),
+        typer.Option(
+            metavar="KEY=TEXT",
+            help="Only runs whose key holds the text, as in method=dkd, seed=0, state=running.",
+        ),
     ] = None,
-    sort: Annotated[str, typer.Option(metavar="COLUMN", help="By what; numbers from the highest down.")] = "run",
+    sort: Annotated[
+        str, typer.Option(metavar="COLUMN", help="By what; numbers from the highest down.")
+    ] = "run",
     as_json: AsJson = False,
 ) -> None:
-    """The runs under a folder, one line each: method, data, seed, rounds done, test accuracy in % at best and last, time."""
+    """The runs under a folder, one line each:
+
+    method, data, seed, rounds done, test accuracy in % at best and last, time.
+    """
     if sort not in COLUMNS:
         raise InputError(f"runs cannot be sorted by {sort!r}; there are: {choices(COLUMNS)}")
     found = find(folder, begun=True)
-    kept = [record for record in found if all(test(record) for test in map(_condition, where or ()))]
+    kept = [
+        record for record in found if all(test(record) for test in map(_condition, where or ()))
+    ]
     entries = sorted((_entry(record) for record in kept), key=lambda entry: _rank(entry[sort]))
     console(stderr=as_json).print(_table(entries), f"{len(kept)} of {len(found)} runs")
     if as_json:
@@ -72,7 +82,10 @@ def _state(record: Record) -> str:
 def _condition(text: str) -> Callable[[Record], bool]:
     key, equals, wanted = text.partition("=")
     if not equals or key not in (*KEYS, "state", "run"):
-        raise InputError(f"a condition is written KEY=TEXT, not {text!r}; keys are: {choices((*KEYS, 'state', 'run'))}")
+        raise InputError(
+            f"a condition is written KEY=TEXT, not {text!r}; keys are:"
+            f" {choices((*KEYS, 'state', 'run'))}"
+        )
 
     def holds(record: Record) -> bool:
         if key in ("state", "run"):
@@ -92,11 +105,17 @@ def _table(entries: Sequence[Entry]) -> Table:
     page = Table(box=SIMPLE_HEAD, padding=0, show_edge=False)
     for column in COLUMNS:
         page.add_column(
-            column, overflow="fold", justify="right" if column in ("seed", "rounds", "best", "last", "seconds") else "left"
+            column,
+            overflow="fold",
+            justify="right" if column in ("seed", "rounds", "best", "last", "seconds") else "left",
         )
     for entry in entries:
-        shares = ["-" if entry[name] is None else f"{100 * entry[name]:.2f}" for name in ("best", "last")]
+        shares = [
+            "-" if entry[name] is None else f"{100 * entry[name]:.2f}" for name in ("best", "last")
+        ]
         rounds = f"{entry['rounds']}/{entry['of']}"
         facts = (entry["run"], entry["method"], entry["data"], str(entry["seed"]), rounds)
-        page.add_row(*facts, *shares, f"{entry['seconds']:.0f}", entry["started"][5:16].replace("T", " "))
+        page.add_row(
+            *facts, *shares, f"{entry['seconds']:.0f}", entry["started"][5:16].replace("T", " ")
+        )
     return page

@@ -16,11 +16,17 @@ from feddkd.method_docs.metadata import Entry, entries, entry
 
 
 def methods(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Show these methods whole.")] = None,
-    markdown: Annotated[Path | None, typer.Option(metavar="DIR", help="Write a Markdown page for each method there.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Show these methods whole.")
+    ] = None,
+    markdown: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write a Markdown page for each method there."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the methods: what each does, its paper, its options with their defaults, what it sends and keeps.
+    """List the methods: what each does, its paper, its options with their defaults, what it sends
+    and keeps.
 
     Compose them with |, as in fedavg() | dkd().
     """
@@ -28,7 +34,8 @@ def methods(
     if markdown is not None:
         _write(markdown, pages(one for one in found if one.own or names))
     elif as_json:
-        print(json.dumps({"methods": [_json(one) for one in found]}, default=lambda _: None))  # no default is `...`: null
+        # no default is `...`: null
+        print(json.dumps({"methods": [_json(one) for one in found]}, default=lambda _: None))
     elif names:
         for one in found:
             _show(one)
@@ -55,7 +62,9 @@ def _list(found: list[Entry]) -> None:
     table = page("method", "what it does; paper; options; sent / uploaded / kept by the client")
     for one in found:
         own = [str(setting) for setting in one.settings if not setting.shared]
-        shared = dict.fromkeys(f"options of {setting.shared}" for setting in one.settings if setting.shared)
+        shared = dict.fromkeys(
+            f"options of {setting.shared}" for setting in one.settings if setting.shared
+        )
         lines = one.summary, str(one.paper or ""), ", ".join([*own, *shared]), travels(one)
         table.add_row(one.name, "\n".join(filter(None, lines)))
     table.caption, table.caption_justify = "\n".join(_shared(found)), "left"

@@ -20,20 +20,34 @@ from feddkd.papers.results import collect, recorded, strangers
 from feddkd.papers.status import Progress, progress
 from feddkd.papers.tables import FORMATS, as_json, compare
 
-paper_app = typer.Typer(no_args_is_help=True, help="The paper's tables beside our records; run what is missing.")
+paper_app = typer.Typer(
+    no_args_is_help=True, help="The paper's tables beside our records; run what is missing."
+)
 
 Papers = Annotated[
-    Path, typer.Option("--papers", metavar="DIR", help="Folder of the paper: tables.toml, published.csv, results/.")
+    Path,
+    typer.Option(
+        "--papers", metavar="DIR", help="Folder of the paper: tables.toml, published.csv, results/."
+    ),
 ]
-RunsDir = Annotated[Path, typer.Option("--runs", metavar="DIR", help="Run folders that count beside the committed results.")]
+RunsDir = Annotated[
+    Path,
+    typer.Option(
+        "--runs", metavar="DIR", help="Run folders that count beside the committed results."
+    ),
+]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A table; `feddkd paper list` has them.")]
-TableOrFigure = Annotated[str, typer.Argument(metavar="NAME", help="A table or a figure; `feddkd paper list` has them.")]
+TableOrFigure = Annotated[
+    str, typer.Argument(metavar="NAME", help="A table or a figure; `feddkd paper list` has them.")
+]
 PAPERS, RUNS = Path("papers/feddkd"), Path("runs/paper")
 
 
 @paper_app.command("list")
 def paper_list(papers: Papers = PAPERS) -> None:
-    """The paper's tables and the files of experiments behind them, and its figures and the tables whose runs they show."""
+    """The paper's tables and the files of experiments behind them, and its figures and the tables
+    whose runs they show.
+    """
     paper = read(papers)
     for name, table in paper.tables.items():
         files = dict.fromkeys(setting.file for setting in table.settings.values())
@@ -44,35 +58,51 @@ def paper_list(papers: Papers = PAPERS) -> None:
 
 @paper_app.command("status")
 def paper_status(papers: Papers = PAPERS, runs: RunsDir = RUNS, as_json: AsJson = False) -> None:
-    """How much of each table has been run, and about how many seconds the rest will take where the records were made."""
+    """How much of each table has been run, and about how many seconds the rest will take where the
+    records were made.
+    """
     paper = read(papers)
     *tables, everything = progress(paper, recorded(paper, runs))
     if as_json:
-        print(json.dumps({"tables": [asdict(table) for table in tables], "all": asdict(everything)}))
+        print(
+            json.dumps({"tables": [asdict(table) for table in tables], "all": asdict(everything)})
+        )
         return
     for table in (*tables, everything):
         print(_told(table))
 
 
 def _told(table: Progress) -> str:
-    done = f"{table.name}: {table.runs_done}/{table.runs_wanted} runs, {table.rounds_done}/{table.rounds_wanted} rounds"
+    done = (
+        f"{table.name}: {table.runs_done}/{table.runs_wanted} runs,"
+        f" {table.rounds_done}/{table.rounds_wanted} rounds"
+    )
     guess = [] if table.seconds_left is None else [f"about {table.seconds_left:,.0f} s"]
-    unknown = [f"{table.runs_of_unknown_cost} runs of unknown cost"] if table.runs_of_unknown_cost else []
-    return f"{done}; {'left: ' + ' and '.join(guess + unknown) if table.runs_done < table.runs_wanted else 'all there'}"
+    unknown = (
+        [f"{table.runs_of_unknown_cost} runs of unknown cost"] if table.runs_of_unknown_cost else []
+    )
+    return (
+        f"{done};"
+        f" {'left: ' + ' and '.join(guess + unknown) if table.runs_done < table.runs_wanted else 'all there'}"
+    )
 
 
 @paper_app.command("table")
 def paper_table(
     name: Name,
-    format_: Annotated[str, typer.Option("--format", help="text, markdown, latex or json.")] = "text",
+    format_: Annotated[
+        str, typer.Option("--format", help="text, markdown, latex or json.")
+    ] = "text",
     papers: Papers = PAPERS,
     runs: RunsDir = RUNS,
 ) -> None:
-    """A table: the printed cell, ours, the difference, runs and rounds it rests on, a verdict; the order of the methods; tests.
+    """A table: the printed cell, ours, the difference, runs and rounds it rests on, a verdict; the
+    order of the methods; tests.
 
-    A mean lies "within the printed spread" if it is no further from the printed mean than the printed standard deviation.
-    What rests on fewer runs or rounds than the paper's is called partial. p is how likely the two means would lie so far apart by
-    chance if both were of one experiment (Welch's t-test), where the printed number of runs is known.
+    A mean lies "within the printed spread" if it is no further from the printed mean than the
+    printed standard deviation. What rests on fewer runs or rounds than the paper's is called
+    partial. p is how likely the two means would lie so far apart by chance if both were of one
+    experiment (Welch's t-test), where the printed number of runs is known.
     """
     if format_ not in (*FORMATS, "json"):
         raise InputError(f"unknown format {format_!r}; there are: {choices((*FORMATS, 'json'))}")
@@ -90,7 +120,8 @@ def paper_figure(
 ) -> None:
     """A figure of the paper, as far as there are runs; what is missing stands in its legends.
 
-    Of a table the curves behind it: test accuracy against rounds, communications and local steps, setting by setting.
+    Of a table the curves behind it: test accuracy against rounds, communications and local steps,
+    setting by setting.
     """
     paper = read(papers)
     found = find(paper, name)
@@ -102,11 +133,18 @@ def paper_figure(
 
 @paper_app.command("report")
 def paper_report(
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The page to write.")] = Path("docs/reproduction.md"),
-    pictures: Annotated[str, typer.Option(metavar="NAME", help="Folder for pictures, beside the page.")] = "pictures",
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The page to write.")] = Path(
+        "docs/reproduction.md"
+    ),
+    pictures: Annotated[
+        str, typer.Option(metavar="NAME", help="Folder for pictures, beside the page.")
+    ] = "pictures",
     papers: Papers = PAPERS,
 ) -> None:
-    """Write the page of all tables and figures from the committed results: verdicts, what is open, what does not match."""
+    """Write the page of all tables and figures from the committed results:
+
+    verdicts, what is open, what does not match.
+    """
     paper = read(papers)
     runs = recorded(paper)
     (out.parent / pictures).mkdir(parents=True, exist_ok=True)
@@ -120,21 +158,32 @@ def paper_report(
 def paper_run(
     name: TableOrFigure,
     options: RunOptions,
-    setting: Annotated[list[str] | None, typer.Option(help="Only this column, as in c=0.5,E=5; repeatable.")] = None,
-    method: Annotated[list[str] | None, typer.Option(help="Only this method, as the table calls it; repeatable.")] = None,
+    setting: Annotated[
+        list[str] | None, typer.Option(help="Only this column, as in c=0.5,E=5; repeatable.")
+    ] = None,
+    method: Annotated[
+        list[str] | None, typer.Option(help="Only this method, as the table calls it; repeatable.")
+    ] = None,
     seed: Annotated[list[int] | None, typer.Option(help="Only this seed; repeatable.")] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only the first N rounds for now; go on later.")] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Only the first N rounds for now; go on later."),
+    ] = None,
     papers: Papers = PAPERS,
     runs: RunsDir = RUNS,
 ) -> None:
-    """Run what a table or figure still misses, in lock-step over seeds; what was cut short in the folder of runs goes on.
+    """Run what a table or figure still misses, in lock-step over seeds; what was cut short in the
+    folder of runs goes on.
 
-    Whole runs among the committed results are not run again, nor those that broke off. Of a run that is there in part only its
-    rows were kept: without its folder it begins anew. For methods like FedDKD@60 alone no more rounds are run than count. Runs
-    without the losses that a figure draws are made again, under diagnostics/ in the folder.
+    Whole runs among the committed results are not run again, nor those that broke off. Of a run
+    that is there in part only its rows were kept: without its folder it begins anew. For methods
+    like FedDKD@60 alone no more rounds are run than count. Runs without the losses that a figure
+    draws are made again, under diagnostics/ in the folder.
     """
     if options.precision == "fp64":
-        raise InputError("precision 'fp64' makes other experiments of the paper's; there are: bf16, fp32, tf32")
+        raise InputError(
+            "precision 'fp64' makes other experiments of the paper's; there are: bf16, fp32, tf32"
+        )
     paper = read(papers)
     known = recorded(paper, runs)
     found = find(paper, name)
@@ -147,7 +196,9 @@ def paper_run(
     run_all(todo, [place(found, one, known, runs) for one in todo], options, until=until)
 
 
-def _wanted(paper: Paper, found: Figure | Definition, settings: list[str] | None, methods: list[str] | None) -> list[Experiment]:
+def _wanted(
+    paper: Paper, found: Figure | Definition, settings: list[str] | None, methods: list[str] | None
+) -> list[Experiment]:
     """The experiments of a table or figure, or of some settings and methods of it."""
     if isinstance(found, Figure):
         own = list(dict.fromkeys(panel.setting for panel in found.panels.values()))
@@ -159,13 +210,17 @@ def _of_seeds(seeds: list[int] | None, experiments: list[Experiment]) -> list[Ex
     known = {one.seed for one in experiments}
     for seed in seeds or ():
         if seed not in known:
-            raise InputError(f"there are no runs of seed {seed}; there are: {choices(map(str, known))}")
+            raise InputError(
+                f"there are no runs of seed {seed}; there are: {choices(map(str, known))}"
+            )
     return [one for one in experiments if one.seed in (seeds or known)]
 
 
 @paper_app.command("collect")
 def paper_collect(papers: Papers = PAPERS, runs: RunsDir = RUNS) -> None:
-    """Put run folders into the paper's results, compact; of two runs of one experiment the longer is kept."""
+    """Put run folders into the paper's results, compact; of two runs of one experiment the longer
+    is kept.
+    """
     if not runs.is_dir():
         raise InputError(f"there is no folder {runs}")
     paper = read(papers)

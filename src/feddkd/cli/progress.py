@@ -8,7 +8,14 @@ from types import TracebackType
 from typing import Self
 
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from feddkd.cli.console import clock, console
 from feddkd.engines.batched.memory import in_words, peak_memory
@@ -39,9 +46,14 @@ class Follower:
         )
         self.rounds += 1
         gain = (
-            f", DKD {100 * (row['test_accuracy'] - row['average_test_accuracy']):+.1f}" if "average_test_accuracy" in row else ""
+            f", DKD {100 * (row['test_accuracy'] - row['average_test_accuracy']):+.1f}"
+            if "average_test_accuracy" in row
+            else ""
         )
-        return f"test {100 * row['test_accuracy']:.1f} %{gain}, {self.images / self.seconds:,.0f} images/s"
+        return (
+            f"test {100 * row['test_accuracy']:.1f} %{gain}, {self.images / self.seconds:,.0f}"
+            " images/s"
+        )
 
     def left(self, row: Row) -> str:
         return clock(self.seconds / self.rounds * (self.last - row["round"]))
@@ -57,11 +69,17 @@ def title(experiment: Experiment) -> str:
 
 
 class Bars:
-    """A bar for each run and one for all; without a terminal, a line every half minute and one at a run's end."""
+    """A bar for each run and one for all; without a terminal, a line every half minute and one at a
+    run's end.
+    """
 
-    def __init__(self, experiments: Sequence[Experiment], device: torch.device, until: int | None = None) -> None:
+    def __init__(
+        self, experiments: Sequence[Experiment], device: torch.device, until: int | None = None
+    ) -> None:
         self._device, self._quiet = device, not sys.stderr.isatty()
-        name, note = (TextColumn(f"{{task.{part}}}", markup=False) for part in ("description", "fields[note]"))
+        name, note = (
+            TextColumn(f"{{task.{part}}}", markup=False) for part in ("description", "fields[note]")
+        )
         columns = name, BarColumn(), MofNCompleteColumn(), note, TimeRemainingColumn()
         self._progress = Progress(*columns, console=console(stderr=True), disable=self._quiet)
         self._runs = [Follower(experiment, experiment.length(until)) for experiment in experiments]
@@ -69,19 +87,28 @@ class Bars:
         self._tasks: dict[int, TaskID] = {}
         self._told: dict[int, float] = {}  # when a plain line last told of a run
         total = sum(run.last for run in self._runs)
-        self._whole = self._progress.add_task("all runs", total=total, note="", visible=len(experiments) > 1)
+        self._whole = self._progress.add_task(
+            "all runs", total=total, note="", visible=len(experiments) > 1
+        )
 
     def __enter__(self) -> Self:
         self._progress.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._progress.stop()
 
     def begin(self, at: int, sizes: Sequence[int]) -> None:
         """Show a run that plays its first round."""
         self._runs[at].sizes, self._runs[at].began = sizes, time.perf_counter()
-        self._tasks[at] = self._progress.add_task(self._titles[at], total=self._runs[at].last, note="")
+        self._tasks[at] = self._progress.add_task(
+            self._titles[at], total=self._runs[at].last, note=""
+        )
         self._told[at] = time.perf_counter()
 
     def row(self, at: int, row: Row) -> None:
@@ -89,7 +116,9 @@ class Bars:
         note, task = self._runs[at].after(row), self._tasks[at]
         before = self._progress.tasks[task].completed
         self._progress.update(task, completed=row["round"], note=note)
-        self._progress.update(self._whole, advance=row["round"] - before, note=_memory(self._device))
+        self._progress.update(
+            self._whole, advance=row["round"] - before, note=_memory(self._device)
+        )
         if self._quiet:
             self._line(at, row, note)
 
@@ -100,7 +129,10 @@ class Bars:
         elif time.perf_counter() - self._told[at] > QUIET:
             self._told[at] = time.perf_counter()
             where = f"round {row['round']} of {run.last}"
-            print(f"{name}: {where}, {note}, {_memory(self._device)}, {run.left(row)} left", file=sys.stderr)
+            print(
+                f"{name}: {where}, {note}, {_memory(self._device)}, {run.left(row)} left",
+                file=sys.stderr,
+            )
 
 
 def _memory(device: torch.device) -> str:

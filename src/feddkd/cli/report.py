@@ -17,20 +17,37 @@ from feddkd.runs.record import Record, find
 
 
 def report(
-    folders: Annotated[list[Path] | None, typer.Argument(metavar="DIR...", help="Folders of runs; runs/ unless said.")] = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Write the page: one file, needs no network.")] = None,
-    open_: Annotated[bool, typer.Option("--open", help="Show the page in a browser; report.html in DIR unless --out.")] = False,
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="DIR...", help="Folders of runs; runs/ unless said."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.html", help="Write the page: one file, needs no network."),
+    ] = None,
+    open_: Annotated[
+        bool,
+        typer.Option("--open", help="Show the page in a browser; report.html in DIR unless --out."),
+    ] = False,
     figures: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Write figures (PDF, SVG, PNG) and tables (LaTeX, Markdown) for a paper."),
+        typer.Option(
+            metavar="DIR",
+            help="Write figures (PDF, SVG, PNG) and tables (LaTeX, Markdown) for a paper.",
+        ),
     ] = None,
-    figure: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the accuracy curves, too: .png, .svg, .pdf.")] = None,
+    figure: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw the accuracy curves, too: .png, .svg, .pdf."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """A table of all runs under some folders: mean and standard deviation over seeds, and what a target accuracy cost.
+    """A table of all runs under some folders: mean and standard deviation over seeds, and what a
+    target accuracy cost.
 
-    With --out also a page with everything there is to see: who won and whether that is chance, curves against rounds,
-    communications, local steps, bytes and time, what DKD adds, clients, partition, confusion matrix, and how it was made.
+    With --out also a page with everything there is to see: who won and whether that is chance,
+    curves against rounds, communications, local steps, bytes and time, what DKD adds, clients,
+    partition, confusion matrix, and how it was made.
     """
     folders = folders or [Path("runs")]
     records = together(folders)
@@ -51,4 +68,6 @@ def report(
 
 def together(folders: list[Path]) -> list[Record]:
     """All runs under some folders, each once."""
-    return list({record.folder.resolve(): record for folder in folders for record in find(folder)}.values())
+    return list(
+        {record.folder.resolve(): record for folder in folders for record in find(folder)}.values()
+    )

@@ -3,7 +3,7 @@
 import json
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ IN_JSON = (
 
 
 def show(
-    events: Iterator[Event],
+    events: Generator[Event],
     experiments: list[Experiment],
     places: list[Path],
     *,
@@ -34,12 +34,19 @@ def show(
     log: Sequence[str] = (),
     until: int | None = None,
 ) -> None:
-    """Show events as they come, and the results of all runs at the end. Raise a RunError if a run could not go on."""
+    """Show events as they come, and the results of all runs at the end.
+
+    Raise a RunError if a run could not go on.
+    """
     check_loggers(log)
     loggers = [RunLoggers(log, *pair) for pair in zip(experiments, places, strict=True)]
     ended: dict[int, dict[str, Any]] = {}
     level = logging.WARNING if as_json else logging.INFO
-    with _library_on_stderr(level), Bars(experiments, find_device(device), until) as bars, closing(events):  # type: ignore[type-var]
+    with (
+        _library_on_stderr(level),
+        Bars(experiments, find_device(device), until) as bars,
+        closing(events),
+    ):
         try:
             for event in events:
                 match event:
@@ -57,23 +64,41 @@ def show(
     _show_results(experiments, places, [ended[at] for at in range(len(experiments))], as_json)
 
 
-def _show_results(experiments: list[Experiment], places: list[Path], summaries: Sequence[dict[str, Any]], as_json: bool) -> None:
-    folders = [place / folder_name(experiment) for experiment, place in zip(experiments, places, strict=True)]
-    if records := [record for folder in folders for record in find(folder, begun=True) if record.history]:
+def _show_results(
+    experiments: list[Experiment],
+    places: list[Path],
+    summaries: Sequence[dict[str, Any]],
+    as_json: bool,
+) -> None:
+    folders = [
+        place / folder_name(experiment)
+        for experiment, place in zip(experiments, places, strict=True)
+    ]
+    if records := [
+        record for folder in folders for record in find(folder, begun=True) if record.history
+    ]:
         console(stderr=as_json).print(table(records))
     if as_json:
-        print(json.dumps({"runs": [{key: summary.get(key) for key in IN_JSON} for summary in summaries]}))
+        print(
+            json.dumps(
+                {"runs": [{key: summary.get(key) for key in IN_JSON} for summary in summaries]}
+            )
+        )
     failed = [
         f"{title(experiment)}: {summary['ended']}"
         for experiment, summary in zip(experiments, summaries, strict=True)
         if "ended" in summary
     ]
     if failed:
-        raise RunError(f"{len(failed)} of {len(experiments)} runs could not go on: {'; '.join(failed)}")
+        raise RunError(
+            f"{len(failed)} of {len(experiments)} runs could not go on: {'; '.join(failed)}"
+        )
 
 
 class _Lines(logging.Handler):
-    """Prints what the library logs on standard error, a line each; above the progress bars, if there are any."""
+    """Prints what the library logs on standard error, a line each; above the progress bars, if
+    there are any.
+    """
 
     def emit(self, record: logging.LogRecord) -> None:
         print(record.getMessage(), file=sys.stderr)

@@ -21,10 +21,11 @@ def run_all(
     dry: bool = False,
     until: int | None = None,
 ) -> None:
-    """Run experiments as a command's options say, each in a folder under its place, and show the result.
+    """Run experiments as a command's options say, each in a folder under its place, and show the
+    result.
 
-    `dry` only tells what that would take. A long sweep is told about, too, before it starts; not on a GPU, where compiling
-    for the trial may take minutes.
+    `dry` only tells what that would take. A long sweep is told about, too, before it starts; not on
+    a GPU, where compiling for the trial may take minutes.
     """
     if options.engine == "flower-sim":
         events = ray_events(experiments, places, options, fresh)
@@ -39,4 +40,12 @@ def run_all(
                 print(json.dumps(told))
             return
     events = play_all(experiments, places, how)
-    show(events, experiments, places, as_json=options.as_json, device=how.device, log=options.log or (), until=until)
+    show(
+        events,
+        experiments,
+        places,
+        as_json=options.as_json,
+        device=how.device,
+        log=options.log or (),
+        until=until,
+    )

@@ -19,12 +19,20 @@ WAITING = "<!doctype html><title>feddkd</title><p>No round has ended yet under {
 
 
 def watch(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of runs; it may still be empty.")] = Path("runs"),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Of the loopback interface; 0: any that is free.")] = 8000,
-    every: Annotated[int, typer.Option(min=1, metavar="SECONDS", help="How often the page is loaded again.")] = 5,
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A folder of runs; it may still be empty.")
+    ] = Path("runs"),
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Of the loopback interface; 0: any that is free.")
+    ] = 8000,
+    every: Annotated[
+        int, typer.Option(min=1, metavar="SECONDS", help="How often the page is loaded again.")
+    ] = 5,
     open_: Annotated[bool, typer.Option("--open", help="Show it in a browser.")] = False,
 ) -> None:
-    """Serve the report of a running job to a browser on this machine, and renew it as rounds come in. Ctrl-C ends it."""
+    """Serve the report of a running job to a browser on this machine, and renew it as rounds come
+    in. Ctrl-C ends it.
+    """
     with server(folder, port, every) as serving:
         address = f"http://{HERE}:{serving.server_address[1]}/"
         console().print(f"{folder} is shown at {address}", soft_wrap=True)
@@ -35,7 +43,8 @@ def watch(
 
 
 def server(folder: Path, port: int, every: int) -> ThreadingHTTPServer:
-    pages: dict[tuple[tuple[Path, int], ...], bytes] = {}  # the last page, by the sizes of what it was made from
+    # the last page, by the sizes of what it was made from
+    pages: dict[tuple[tuple[Path, int], ...], bytes] = {}
 
     def renewed() -> bytes:
         stand = tuple((path, path.stat().st_size) for path in sorted(folder.rglob("rounds.jsonl")))
@@ -46,7 +55,8 @@ def server(folder: Path, port: int, every: int) -> ThreadingHTTPServer:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            own = (self.headers.get("Host") or "").rpartition(":")[0] in (HERE, "localhost")  # no name that only leads here
+            # no name that only leads here
+            own = (self.headers.get("Host") or "").rpartition(":")[0] in (HERE, "localhost")
             if not own or self.path != "/":
                 self.send_error(404)
                 return
@@ -64,7 +74,9 @@ def server(folder: Path, port: int, every: int) -> ThreadingHTTPServer:
     try:
         return ThreadingHTTPServer((HERE, port), Handler)
     except OSError as error:
-        raise InputError(f"cannot serve at port {port}: {error.strerror}; --port 0 takes one that is free") from None
+        raise InputError(
+            f"cannot serve at port {port}: {error.strerror}; --port 0 takes one that is free"
+        ) from None
 
 
 def _page(folder: Path) -> str:

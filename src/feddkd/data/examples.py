@@ -18,9 +18,13 @@ MOST_CLASSES = 100_000  # a label beyond it is a slip, such as a pixel or an ide
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Examples and their labels; of a source with several domains also the domain each one came from."""
+    """Examples and their labels; of a source with several domains also the domain each one came
+    from.
+    """
 
-    x: Tensor  # (N, C, H, W), unsigned bytes; where they are the user's own, (N, ...), perhaps floating point or whole numbers
+    # (N, C, H, W), unsigned bytes; where they are the user's own, (N, ...), perhaps floating point
+    # or whole numbers
+    x: Tensor
     y: Tensor  # (N,), int64
     domain: Tensor | None = None  # (N,), int64
 
@@ -40,7 +44,8 @@ class Data:
     scale: float  # what a full-scale pixel is
     domains: tuple[str, ...] = ()
     note: str = ""
-    held: tuple[Indices, Indices] | None = None  # of a packed copy: the training and test images that are there
+    # of a packed copy: the training and test images that are there
+    held: tuple[Indices, Indices] | None = None
 
     @functools.cached_property
     def digest(self) -> str:
@@ -54,16 +59,29 @@ class Data:
 
 
 def examples(source: Any) -> Examples:
-    """Examples of the user's own: a pair (x, y) of tensors or arrays, or a map-style data set of such items."""
+    """Examples of the user's own:
+
+    a pair (x, y) of tensors or arrays, or a map-style data set of such items.
+    """
     if isinstance(source, Examples):
         return _checked(source.x, source.y, source.domain)
-    if isinstance(source, tuple | list) and len(source) == 2 and all(isinstance(part, Tensor | np.ndarray) for part in source):
+    if (
+        isinstance(source, tuple | list)
+        and len(source) == 2
+        and all(isinstance(part, Tensor | np.ndarray) for part in source)
+    ):
         return _checked(_tensor(source[0], "the examples"), _tensor(source[1], "the labels"))
     if not hasattr(source, "__getitem__") or not hasattr(source, "__len__"):
-        raise InputError(f"examples are a pair (x, y) of tensors or arrays, or a map-style data set; not {type(source).__name__}")
+        raise InputError(
+            "examples are a pair (x, y) of tensors or arrays, or a map-style data set; not"
+            f" {type(source).__name__}"
+        )
     items = [_item(source[index], index) for index in range(len(source))]
     if len({x.shape for x, _ in items}) != 1:
-        raise InputError(f"the examples of a data set must all have one shape, not {len({x.shape for x, _ in items})} shapes")
+        raise InputError(
+            "the examples of a data set must all have one shape, not"
+            f" {len({x.shape for x, _ in items})} shapes"
+        )
     return _checked(torch.stack([x for x, _ in items]), torch.stack([y for _, y in items]))
 
 
@@ -71,15 +89,22 @@ def _item(item: Any, index: int) -> tuple[Tensor, Tensor]:
     if not isinstance(item, tuple | list) or len(item) != 2:
         raise InputError(f"item {index} of the data set is not a pair (example, label)")
     label = item[1] if isinstance(item[1], Tensor) else np.asarray(item[1])
-    return _tensor(item[0], f"the example of item {index}"), _tensor(label, f"the label of item {index}")
+    return _tensor(item[0], f"the example of item {index}"), _tensor(
+        label, f"the label of item {index}"
+    )
 
 
 def _tensor(value: Any, what: str) -> Tensor:
-    """On the host, of a type that torch knows. A copy of arrays, since they may be read-only or another's byte order."""
+    """On the host, of a type that torch knows.
+
+    A copy of arrays, since they may be read-only or another's byte order.
+    """
     if isinstance(value, Tensor):
         return value.detach().cpu()
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf":
-        found = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
+        found = (
+            f"an array of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
+        )
         raise InputError(f"{what} must be a tensor or an array of numbers, not {found}")
     if value.dtype.itemsize > 8 or (value.dtype.kind == "u" and value.dtype.itemsize > 1):
         value = value.astype(np.float64 if value.dtype.kind == "f" else np.int64)
@@ -88,14 +113,20 @@ def _tensor(value: Any, what: str) -> Tensor:
 
 def _checked(x: Tensor, y: Tensor, domain: Tensor | None = None) -> Examples:
     if x.ndim < 2 or 0 in x.shape:
-        raise InputError(f"examples must be of shape (N, features) or (N, C, H, W), say, and not empty; not {tuple(x.shape)}")
+        raise InputError(
+            "examples must be of shape (N, features) or (N, C, H, W), say, and not empty; not"
+            f" {tuple(x.shape)}"
+        )
     tokens = x.dtype in (torch.int8, torch.int16, torch.int32, torch.int64) and x.ndim == 2
     if x.dtype != torch.uint8 and not x.is_floating_point() and not tokens:
         raise InputError(
-            f"examples must be uint8 or floating point, not {x.dtype}; whole numbers are tokens, of shape (N, length)"
+            f"examples must be uint8 or floating point, not {x.dtype}; whole numbers are tokens, of"
+            " shape (N, length)"
         )
     if x.dtype == torch.uint8 and x.ndim == 4 and x.shape[1] > 4 >= x.shape[3]:
-        raise InputError(f"the channels must come first, (N, C, H, W); {tuple(x.shape)} looks like channels last")
+        raise InputError(
+            f"the channels must come first, (N, C, H, W); {tuple(x.shape)} looks like channels last"
+        )
     if x.is_floating_point() and not bool(x.isfinite().all()):
         raise InputError("the examples hold NaN or infinite values")
     for name, values in (("labels", y), ("domains", y if domain is None else domain)):
@@ -105,12 +136,22 @@ def _checked(x: Tensor, y: Tensor, domain: Tensor | None = None) -> Examples:
 
 def _check_whole(name: str, values: Tensor, count: int) -> None:
     if values.shape != (count,):
-        raise InputError(f"{count} examples need {name} of shape ({count},), not {tuple(values.shape)}")
-    if values.dtype == torch.bool or values.is_complex() or not bool((values.double() == values.double().floor()).all()):
-        raise InputError(f"{name} must be whole numbers, not {values.dtype} such as {values[0].item()}")
+        raise InputError(
+            f"{count} examples need {name} of shape ({count},), not {tuple(values.shape)}"
+        )
+    if (
+        values.dtype == torch.bool
+        or values.is_complex()
+        or not bool((values.double() == values.double().floor()).all())
+    ):
+        raise InputError(
+            f"{name} must be whole numbers, not {values.dtype} such as {values[0].item()}"
+        )
     least, most = values.double().min().item(), values.double().max().item()
     if least < 0 or most >= MOST_CLASSES:
-        raise InputError(f"{name} must lie in 0..{MOST_CLASSES - 1}; these lie in {least:g}..{most:g}")
+        raise InputError(
+            f"{name} must lie in 0..{MOST_CLASSES - 1}; these lie in {least:g}..{most:g}"
+        )
 
 
 def from_arrays(
@@ -123,14 +164,21 @@ def from_arrays(
     domains: Sequence[str] = (),
     note: str = "",
 ) -> Data:
-    """Data of the user's own; `train` and `test` are what `examples` takes. Bytes are of full scale 255, other numbers of 1."""
+    """Data of the user's own; `train` and `test` are what `examples` takes.
+
+    Bytes are of full scale 255, other numbers of 1.
+    """
     train, test = examples(train), examples(test)
     if train.x.shape[1:] != test.x.shape[1:] or train.x.dtype != test.x.dtype:
         kinds = [f"{part.x.dtype} {tuple(part.x.shape[1:])}" for part in (train, test)]
         raise InputError(f"training and test examples must be alike, not {kinds[0]} and {kinds[1]}")
     classes = 1 + int(max(train.y.max(), test.y.max()))
     if labels and classes > len(labels):
-        raise InputError(f"label {classes - 1} has no name; {len(labels)} are given, for 0..{len(labels) - 1}")
+        raise InputError(
+            f"label {classes - 1} has no name; {len(labels)} are given, for 0..{len(labels) - 1}"
+        )
     names = tuple(labels) or tuple(str(label) for label in range(classes))
     full = 255.0 if train.x.dtype == torch.uint8 else 1.0
-    return Data(name, train, test, len(names), names, full if scale is None else scale, tuple(domains), note)
+    return Data(
+        name, train, test, len(names), names, full if scale is None else scale, tuple(domains), note
+    )

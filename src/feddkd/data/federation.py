@@ -1,4 +1,7 @@
-"""Data divided among clients, and what the server holds to judge by: the one place that knows which example is whose."""
+"""Data divided among clients, and what the server holds to judge by:
+
+the one place that knows which example is whose.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -15,12 +18,15 @@ from feddkd.data.transforms import Transform
 from feddkd.errors import InputError
 from feddkd.randomness import Key, generator
 
-SERVER = -1  # the server answers evaluation as if it were a client that holds the validation and test sets
+# the server answers evaluation as if it were a client that holds the validation and test sets
+SERVER = -1
 
 
 @dataclass(frozen=True)
 class Federation:
-    """All examples in one store, as they are kept on disk (uint8 pixels), and index lists that say who reads which."""
+    """All examples in one store, as they are kept on disk (uint8 pixels), and index lists that say
+    who reads which.
+    """
 
     x: Tensor
     y: Tensor
@@ -30,8 +36,10 @@ class Federation:
     own_test: tuple[Indices, ...] | None  # where each client is tested on examples of its own
     validation: Indices
     test: Indices
-    public: Indices = field(default_factory=lambda: np.arange(0))  # held by the server, to be seen by everybody
-    own_validation: tuple[Indices, ...] | None = None  # goes with own_test: the part of `validation` that is like it
+    # held by the server, to be seen by everybody
+    public: Indices = field(default_factory=lambda: np.arange(0))
+    # goes with own_test: the part of `validation` that is like it
+    own_validation: tuple[Indices, ...] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -66,7 +74,10 @@ class Federation:
             return np.concatenate([self.train[client], self.public])
         if source in ("public", "none"):
             return {"public": self.public, "none": np.arange(1)}[source]
-        everybodys, own = {"test": (self.test, self.own_test), "validation": (self.validation, self.own_validation)}[source]
+        everybodys, own = {
+            "test": (self.test, self.own_test),
+            "validation": (self.validation, self.own_validation),
+        }[source]
         return everybodys if client == SERVER or own is None else own[client]
 
     def to(self, device: torch.device) -> "Federation":
@@ -84,19 +95,24 @@ def divide(
     key: Key,
     public: float = 0.0,
 ) -> tuple[Federation, Split]:
-    """Set a class-stratified validation part aside, and a public one, then divide the training part among the clients.
+    """Set a class-stratified validation part aside, and a public one, then divide the training part
+    among the clients.
 
-    A fixed partition comes first, whatever the key, and the others are drawn from what it leaves. The split returned counts
-    through the whole training set.
+    A fixed partition comes first, whatever the key, and the others are drawn from what it leaves.
+    The split returned counts through the whole training set.
     """
     labels = data.train.y.numpy()
     if partition.fixed:
         split = partition(_table(data, np.arange(len(labels))), clients, key)
         taken = np.concatenate(split.train)
         held_out, _ = stratified(labels, validation, 0.0, key, taken=taken)
-        common, _ = stratified(labels, public, 0.0, ("public", *key), taken=np.concatenate([taken, held_out]))
+        common, _ = stratified(
+            labels, public, 0.0, ("public", *key), taken=np.concatenate([taken, held_out])
+        )
     else:
-        held_out, kept = stratified(labels, validation, 1.0 - validation if training is None else training, key)
+        held_out, kept = stratified(
+            labels, validation, 1.0 - validation if training is None else training, key
+        )
         common = kept[:0]
         if public:
             first, rest = stratified(labels[kept], public, 1.0 - public, ("public", *key))
@@ -114,7 +130,11 @@ def divide(
         validation=held_out,
         test=np.arange(len(data.test)) + offset,
         public=common,
-        own_validation=None if split.test is None or not len(held_out) else _like_tests(data, held_out, split.test),
+        own_validation=(
+            None
+            if split.test is None or not len(held_out)
+            else _like_tests(data, held_out, split.test)
+        ),
     )
     return federation, split
 
@@ -122,32 +142,48 @@ def divide(
 def _like_tests(data: Data, validation: Indices, tests: Sequence[Indices]) -> tuple[Indices, ...]:
     """Return for each client the validation examples that are like its own tests.
 
-    They have the same shares of domains, where the data have domains, and of labels elsewhere. Clients' sets may overlap:
-    nobody trains on them.
+    They have the same shares of domains, where the data have domains, and of labels elsewhere.
+    Clients' sets may overlap: nobody trains on them.
     """
-    kinds, test_kinds = ((part.y if part.domain is None else part.domain).numpy() for part in (data.train, data.test))
-    return tuple(_in_shares(kinds, validation, test_kinds[own], client) for client, own in enumerate(tests))
+    kinds, test_kinds = (
+        (part.y if part.domain is None else part.domain).numpy() for part in (data.train, data.test)
+    )
+    return tuple(
+        _in_shares(kinds, validation, test_kinds[own], client) for client, own in enumerate(tests)
+    )
 
 
 def _in_shares(kinds: Indices, validation: Indices, wanted: Indices, client: int) -> Indices:
-    """Return as many of the validation examples as can be had with each kind in the shares of `wanted`, at least one a kind."""
+    """Return as many of the validation examples as can be had with each kind in the shares of
+    `wanted`, at least one a kind.
+    """
     names, counts = np.unique(wanted, return_counts=True)
     groups = [validation[kinds[validation] == name] for name in names]
     there = [(group, count) for group, count in zip(groups, counts, strict=True) if len(group)]
     if not there:
-        raise InputError(f"no validation examples are like the tests of client {client}: raise `validation`")
+        raise InputError(
+            f"no validation examples are like the tests of client {client}: raise `validation`"
+        )
     scale = min(len(group) / count for group, count in there)
-    return np.sort(np.concatenate([group[: max(1, round(scale * count))] for group, count in there]))
+    return np.sort(
+        np.concatenate([group[: max(1, round(scale * count))] for group, count in there])
+    )
 
 
 def together(federations: Sequence[Federation]) -> list[Federation]:
     """Federations of the same examples, divided in different ways, with one copy of them in memory."""
     first = federations[0]
     same = all(
-        other.x.shape == first.x.shape and torch.equal(other.x, first.x) and torch.equal(other.y, first.y)
+        other.x.shape == first.x.shape
+        and torch.equal(other.x, first.x)
+        and torch.equal(other.y, first.y)
         for other in federations
     )
-    return [replace(other, x=first.x, y=first.y) for other in federations] if same else list(federations)
+    return (
+        [replace(other, x=first.x, y=first.y) for other in federations]
+        if same
+        else list(federations)
+    )
 
 
 def _table(data: Data, part: Indices) -> Table:
@@ -164,12 +200,16 @@ def _table(data: Data, part: Indices) -> Table:
 def stratified(
     labels: Indices, first: float, second: float, key: Key, taken: Sequence[int] | Indices = ()
 ) -> tuple[Indices, Indices]:
-    """Two disjoint parts with the given shares of every class, each in stored order; nothing is left where these add up to 1.
+    """Two disjoint parts with the given shares of every class, each in stored order; nothing is
+    left where these add up to 1.
 
     What is taken already is in neither.
     """
     if first + second > 1 + 1e-9:
-        raise InputError(f"validation {first:g} and training {second:g} together take more than the whole training set")
+        raise InputError(
+            f"validation {first:g} and training {second:g} together take more than the whole"
+            " training set"
+        )
     random = generator(("validation", *key))
     parts: tuple[list[Indices], list[Indices]] = ([np.arange(0)], [np.arange(0)])
     for label in np.unique(labels):
@@ -177,7 +217,8 @@ def stratified(
         free, cut = members[~np.isin(members, taken)], round(first * len(members))
         if cut > len(free):
             raise InputError(
-                f"validation {first:g} asks for {cut} examples of class {label}, and the partition leaves {len(free)}"
+                f"validation {first:g} asks for {cut} examples of class {label}, and the partition"
+                f" leaves {len(free)}"
             )
         parts[0].append(free[:cut])
         stop = len(members) if first + second > 1 - 1e-9 else cut + round(second * len(members))
@@ -216,9 +257,11 @@ def assemble(
 def _check_alike(parts: Sequence[Examples]) -> None:
     for part in parts:
         if len(part) == 0:
-            raise InputError("every client and the test set must hold at least one example; one of them is empty")
+            raise InputError(
+                "every client and the test set must hold at least one example; one of them is empty"
+            )
         if part.x.shape[1:] != parts[0].x.shape[1:] or part.x.dtype != parts[0].x.dtype:
             raise InputError(
-                f"all examples must be alike; some are {tuple(parts[0].x.shape[1:])} {parts[0].x.dtype}, "
-                f"others {tuple(part.x.shape[1:])} {part.x.dtype}"
+                f"all examples must be alike; some are {tuple(parts[0].x.shape[1:])}"
+                f" {parts[0].x.dtype}, others {tuple(part.x.shape[1:])} {part.x.dtype}"
             )

@@ -1,6 +1,8 @@
-"""From stored pixels to what a network reads: scale, pad, crop, flip, normalise; batched, on whatever device the pixels are.
+"""From stored pixels to what a network reads: scale, pad, crop, flip, normalise; batched, on
+whatever device the pixels are.
 
-Spelled as steps joined by `|`: "pad(pixels=2) | normalise(mean=0.1307, std=0.3081)". Random steps act in training only.
+Spelled as steps joined by `|`: "pad(pixels=2) | normalise(mean=0.1307, std=0.3081)". Random steps
+act in training only.
 """
 
 import functools
@@ -32,7 +34,8 @@ TRANSFORMS: Registry[Step] = Registry("transform", "feddkd.transforms")
 
 @dataclass(frozen=True, eq=False)
 class Transform(Spelled):
-    """Stored examples -> floating-point examples; with a key, as in training (random crops and flips), else as in testing.
+    """Stored examples -> floating-point examples; with a key, as in training (random crops and
+    flips), else as in testing.
 
     Whole numbers other than bytes are tokens, which a network looks up: they stay as they are.
     """
@@ -49,7 +52,8 @@ class Transform(Spelled):
             return x
         x = x.to(dtype) / self.scale if self.scale != 1 else x.to(dtype)
         for stream, step in enumerate(self.steps):
-            x = step.apply(x, key, 1000 + stream)  # streams below 1000 belong to the network's dropout layers
+            # streams below 1000 belong to the network's dropout layers
+            x = step.apply(x, key, 1000 + stream)
         return x
 
 
@@ -83,7 +87,9 @@ def crop(*, padding: Count = 4) -> Step:
         rows = shift[:, :1] + torch.arange(height, device=x.device)
         columns = shift[:, 1:] + torch.arange(width, device=x.device)
         padded = torch_pad(x, (padding,) * 4, mode="reflect")
-        padded = padded.gather(2, rows[:, None, :, None].expand(count, channels, height, padded.shape[3]))
+        padded = padded.gather(
+            2, rows[:, None, :, None].expand(count, channels, height, padded.shape[3])
+        )
         return padded.gather(3, columns[:, None, None, :].expand(count, channels, height, width))
 
     return Step(apply, random=True)
@@ -105,7 +111,9 @@ def flip() -> Step:
 
 @TRANSFORMS.register
 def normalise(*, mean: float | str = 0.5, std: Positive | str = 0.5) -> Step:
-    """(x - mean) / std; one number for all channels, or a text such as "0.49,0.48,0.45" with one for each."""
+    """(x - mean) / std; one number for all channels, or a text such as "0.49,0.48,0.45" with one
+    for each.
+    """
     means, deviations = _numbers("mean", mean), _numbers("std", std)
     if min(deviations) <= 0:
         raise InputError(f"transform 'normalise': std must be > 0, not {std!r}")
@@ -119,22 +127,33 @@ def normalise(*, mean: float | str = 0.5, std: Positive | str = 0.5) -> Step:
 def _need_images(name: str, x: Tensor, padding: int = 0) -> None:
     if x.dim() != 4 or padding >= min(x.shape[2:]):
         larger = f" with sides above {padding}" if padding else ""
-        raise InputError(f"transform {name!r} takes images of channels x height x width{larger}, not {tuple(x.shape[1:])}")
+        raise InputError(
+            f"transform {name!r} takes images of channels x height x width{larger}, not"
+            f" {tuple(x.shape[1:])}"
+        )
 
 
 def _numbers(name: str, given: float | str) -> tuple[float, ...]:
     try:
-        numbers = tuple(float(part) for part in given.split(",")) if isinstance(given, str) else (given,)
+        numbers = (
+            tuple(float(part) for part in given.split(",")) if isinstance(given, str) else (given,)
+        )
     except ValueError:
         numbers = (math.nan,)
     if not all(map(math.isfinite, numbers)):
-        raise InputError(f"transform 'normalise': {name} must be a number or numbers joined by commas, not {given!r}")
+        raise InputError(
+            f"transform 'normalise': {name} must be a number or numbers joined by commas, not"
+            f" {given!r}"
+        )
     return numbers
 
 
 def _by_channel(numbers: tuple[float, ...], like: Tensor) -> Tensor:
     if len(numbers) not in (1, like.shape[1]):
-        raise InputError(f"transform 'normalise' has numbers for {len(numbers)} channels; the images have {like.shape[1]}")
+        raise InputError(
+            f"transform 'normalise' has numbers for {len(numbers)} channels; the images have"
+            f" {like.shape[1]}"
+        )
     return _constant(numbers, like.dtype, like.device).reshape(1, -1, *(1,) * (like.dim() - 2))
 
 

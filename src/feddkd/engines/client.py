@@ -1,4 +1,7 @@
-"""What one client does in an exchange, and how uploads are gathered: the parts that all engines share."""
+"""What one client does in an exchange, and how uploads are gathered:
+
+the parts that all engines share.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,35 +19,57 @@ from feddkd.tensors import Groups, Tensors, weighted_mean
 
 Memos = dict[tuple[int, int], Groups]  # (run, client) -> memo
 ALL = slice(None)
-Walk = Callable[[Model, Fold, Groups, Groups, Iterable[Batch]], Groups]  # (model, client, sent, carry, batches) -> carry
+# (model, client, sent, carry, batches) -> carry
+Walk = Callable[[Model, Fold, Groups, Groups, Iterable[Batch]], Groups]
 
 
 @contextmanager
 def seeded(key: Key, device: torch.device) -> Iterator[None]:
-    """torch's own generators as a function of the key, for networks that draw from them (F.dropout, say); put back afterwards."""
+    """torch's own generators as a function of the key, for networks that draw from them (F.dropout,
+    say); put back afterwards.
+    """
     on_gpu = device.type == "cuda"
     with torch.random.fork_rng(devices=[device] if on_gpu else []):
-        # not torch.manual_seed: without a GPU it keeps a stack trace of every call for the day when there is one
-        source = torch.cuda.default_generators[device.index or 0] if on_gpu else torch.default_generator
+        # not torch.manual_seed: without a GPU it keeps a stack trace of every call for the day when
+        # there is one
+        source = (
+            torch.cuda.default_generators[device.index or 0] if on_gpu else torch.default_generator
+        )
         source.manual_seed(fold(key))
         yield
 
 
-def step_by_step(model: Model, client: Fold, sent: Groups, carry: Groups, batches: Iterable[Batch]) -> Groups:
+def step_by_step(
+    model: Model, client: Fold, sent: Groups, carry: Groups, batches: Iterable[Batch]
+) -> Groups:
     for batch in batches:
         carry = client.step(model, sent, carry, batch)
     return carry
 
 
 def answer(
-    model: Model, phase: Phase, sent: Groups, memo: Groups, federation: Federation, client: int, key: Key, dtype: torch.dtype,
-    walk: Walk = step_by_step, which: slice = ALL,
-) -> tuple[Groups, Groups]:  # fmt: skip
-    """What one client does in an exchange, or with `which` of its batches: (upload, memo). `walk` carries a fold through them."""
+    model: Model,
+    phase: Phase,
+    sent: Groups,
+    memo: Groups,
+    federation: Federation,
+    client: int,
+    key: Key,
+    dtype: torch.dtype,
+    walk: Walk = step_by_step,
+    which: slice = ALL,
+) -> tuple[Groups, Groups]:
+    """What one client does in an exchange, or with `which` of its batches:
+
+    (upload, memo). `walk` carries a fold through them.
+    """
     indices = federation.indices(phase.reads.source, client)
     drawn = draw(phase.reads, len(indices), key)
     drawn, numbers = drawn[which], step_keys(key, len(drawn))[which]
-    batches = (read(federation, indices[d], int(n), dtype, phase.reads.random) for d, n in zip(drawn, numbers, strict=True))
+    batches = (
+        read(federation, indices[d], int(n), dtype, phase.reads.random)
+        for d, n in zip(drawn, numbers, strict=True)
+    )
     client_half = phase.client
     if isinstance(client_half, Fold):
         carry = walk(model, client_half, sent, client_half.start(model, sent, memo), batches)
@@ -53,7 +78,9 @@ def answer(
     (batch,) = batches
 
     def loss(w: Tensors, batch: Batch) -> Tensor:
-        return client_half.loss(model, w, sent, memo, batch, client_half.targets(model, memo, batch))
+        return client_half.loss(
+            model, w, sent, memo, batch, client_half.targets(model, memo, batch)
+        )
 
     upload: dict[str, Tensors] = {"gradient": grad(loss)(sent["params"], batch)}
     if probe := probing(phase):
@@ -61,7 +88,9 @@ def answer(
     return upload, memo
 
 
-def read(federation: Federation, indices: Indices, number: int, dtype: torch.dtype, random: bool) -> Batch:
+def read(
+    federation: Federation, indices: Indices, number: int, dtype: torch.dtype, random: bool
+) -> Batch:
     """A mini-batch as the network sees it, all examples with the same share."""
     device = federation.x.device
     at = torch.from_numpy(indices).to(device)
@@ -77,7 +106,9 @@ def gather(phase: Phase, stacked: Groups, examples: Sequence[int]) -> Groups:
     def one(group: str, rule: Collect) -> Tensors:
         if rule is Collect.EVERY:
             return stacked[group]
-        return weighted_mean(stacked[group], examples if rule is Collect.MEAN_BY_EXAMPLES else [1] * len(examples))
+        return weighted_mean(
+            stacked[group], examples if rule is Collect.MEAN_BY_EXAMPLES else [1] * len(examples)
+        )
 
     gathered = {group: one(group, rule) for group, rule in phase.collect.items()}
     return {**gathered, **{name: stacked[group] for name, group in phase.every.items()}}

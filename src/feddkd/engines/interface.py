@@ -1,7 +1,8 @@
-"""Where clients compute. An engine performs one exchange and knows nothing else; nothing outside knows where clients live.
+"""Where clients compute. An engine performs one exchange and knows nothing else; nothing outside
+knows where clients live.
 
-Engine, device and chunking may change the speed of a run, never its numbers beyond rounding, so they are no part of an
-experiment.
+Engine, device and chunking may change the speed of a run, never its numbers beyond rounding, so
+they are no part of an experiment.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,10 @@ from feddkd.tensors import Groups
 
 
 class Order(NamedTuple):
-    """One run's share of an exchange. Several runs (seeds of one experiment) may go through an exchange together."""
+    """One run's share of an exchange.
+
+    Several runs (seeds of one experiment) may go through an exchange together.
+    """
 
     run: int
     sent: Groups
@@ -27,13 +31,15 @@ class Reply(NamedTuple):
 
     clients: tuple[int, ...]
     collected: Groups
-    short: tuple[int, int] | None = None  # nothing could be gathered: so many gave what it takes, of at least so many
+    # nothing could be gathered: so many gave what it takes, of at least so many
+    short: tuple[int, int] | None = None
 
 
 class Engine(Protocol):
     """Performs exchanges and holds the clients' memos in between."""
 
-    # whether clients compute elsewhere: their memos never come here, and they may bring their own examples
+    # whether clients compute elsewhere: their memos never come here, and they may bring their own
+    # examples
     remote: ClassVar[bool]
 
     def sizes(self, run: int, source: Source = "train") -> Sequence[int]:
@@ -46,7 +52,10 @@ class Engine(Protocol):
         """What the clients of a run hold at present, as far as it is more than they began with."""
 
     def restore(self, run: int, memos: Mapping[int, Groups]) -> None:
-        """Let the clients of a run hold this again and nothing else: whoever is not named, what it began with."""
+        """Let the clients of a run hold this again and nothing else:
+
+        whoever is not named, what it began with.
+        """
 
     def facts(self) -> dict[str, Any]:
         """What the engine has decided along the way, for the record."""
@@ -58,4 +67,5 @@ class Engine(Protocol):
         """Give back whatever the engine holds."""
 
 
-EngineFactory = Callable[..., Engine]  # (model, federations, first memos of each run, dtype, **options)
+# (model, federations, first memos of each run, dtype, **options)
+EngineFactory = Callable[..., Engine]

@@ -24,7 +24,10 @@ ENGINES: Mapping[str, Callable[..., Engine]] = {"serial": Serial, "batched": Bat
 def find_engine(name: str) -> Callable[..., Engine]:
     """Return the engine class with this name; raise an InputError if there is none."""
     if name.startswith("flower"):
-        raise InputError(f"engine {name!r} runs inside a federation: feddkd flower up FILE.toml starts one on this machine")
+        raise InputError(
+            f"engine {name!r} runs inside a federation: feddkd flower up FILE.toml starts one on"
+            " this machine"
+        )
     if name not in ENGINES:
         raise InputError(f"unknown engine {name!r}; there are: {choices(('auto', *ENGINES))}")
     return ENGINES[name]
@@ -52,7 +55,10 @@ def open_engine(
     dtype: torch.dtype,
     options: Mapping[str, Any],
 ) -> Engine:
-    """Make an engine. "auto" is batched; on a CPU with several cores, networks with convolutions use pool."""
+    """Make an engine.
+
+    "auto" is batched; on a CPU with several cores, networks with convolutions use pool.
+    """
     if not isinstance(engine, str):
         return engine(model, federations, memos, dtype, **options)
     name = _automatic(model, federations) if engine == "auto" else engine
@@ -74,6 +80,10 @@ def find_device(name: str) -> torch.device:
         device = torch.device(name if str(name).startswith(("cpu", "cuda")) else "")
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError):
-        seen = f"torch sees {torch.cuda.device_count()} GPUs" if torch.cuda.is_available() else "torch sees no GPU"
+        seen = (
+            f"torch sees {torch.cuda.device_count()} GPUs"
+            if torch.cuda.is_available()
+            else "torch sees no GPU"
+        )
         raise InputError(f"device {name!r} is not available: {seen}; use 'cpu'") from None
     return device

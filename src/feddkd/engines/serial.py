@@ -1,4 +1,7 @@
-"""One client after another, one step after another: the oracle every other engine is tested against."""
+"""One client after another, one step after another:
+
+the oracle every other engine is tested against.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +11,17 @@ import torch
 
 from feddkd.data.batches import Source
 from feddkd.data.federation import Federation
-from feddkd.engines.client import ALL, Memos, Walk, answer, gather, restored, retained, seeded, step_by_step
+from feddkd.engines.client import (
+    ALL,
+    Memos,
+    Walk,
+    answer,
+    gather,
+    restored,
+    retained,
+    seeded,
+    step_by_step,
+)
 from feddkd.engines.interface import Order, Reply
 from feddkd.errors import ClientError, InputError
 from feddkd.method import Exchange, Phase
@@ -18,7 +31,9 @@ from feddkd.tensors import Groups, stack
 
 @dataclass
 class Serial:
-    """An engine over federations in memory, one for each run, with the memo every client begins with."""
+    """An engine over federations in memory, one for each run, with the memo every client begins
+    with.
+    """
 
     remote: ClassVar[bool] = False
     model: Model
@@ -64,13 +79,28 @@ class Serial:
         stacked = {group: stack([upload[group] for upload in uploads]) for group in uploads[0]}
         return Reply(order.cohort, gather(exchange.phase, stacked, examples))
 
-    def _ask(self, phase: Phase, order: Order, client: int, memo: Groups, which: slice = ALL) -> tuple[Groups, Groups]:
+    def _ask(
+        self, phase: Phase, order: Order, client: int, memo: Groups, which: slice = ALL
+    ) -> tuple[Groups, Groups]:
         key = (*order.key, client)
         try:
             with seeded(key, self.federations[order.run].x.device):
                 own = self.federations[order.run]
-                return answer(self.model, phase, order.sent, memo, own, client, key, self.dtype, self._walk, which)
+                return answer(
+                    self.model,
+                    phase,
+                    order.sent,
+                    memo,
+                    own,
+                    client,
+                    key,
+                    self.dtype,
+                    self._walk,
+                    which,
+                )
         except InputError:
             raise
         except Exception as error:
-            raise ClientError(f"client {client} failed in phase {phase.name!r}, key {key}: {error}") from error
+            raise ClientError(
+                f"client {client} failed in phase {phase.name!r}, key {key}: {error}"
+            ) from error

@@ -1,6 +1,8 @@
-"""Flower's two apps: the ServerApp runs an experiment as `feddkd run` does, the ClientApp answers for a node's clients.
+"""Flower's two apps: the ServerApp runs an experiment as `feddkd run` does, the ClientApp answers
+for a node's clients.
 
-An app's pyproject.toml names them: feddkd.flower.apps:server and feddkd.flower.apps:client."""
+An app's pyproject.toml names them: feddkd.flower.apps:server and feddkd.flower.apps:client.
+"""
 
 import os
 from collections.abc import Mapping
@@ -33,21 +35,39 @@ class NodeApp(Answering):
     def ask(self, context: Any, what: str, page: Page, kept: Kept) -> tuple[Page, Kept]:
         return ask(self._own(context), what, page, kept)
 
-    def respond(self, context: Any, page: Page, sent: bytes, kept: Kept) -> tuple[Page, bytes, Kept]:
+    def respond(
+        self, context: Any, page: Page, sent: bytes, kept: Kept
+    ) -> tuple[Page, bytes, Kept]:
         return respond(self._own(context), page, sent, kept)
 
     def _own(self, context: Any) -> Own:
         config = context.node_config
         folder = config.get("data", os.environ.get("FEDDKD_DATA"))
         part, parts = (int(config[key]) for key in ("partition-id", "num-partitions"))
-        return Own(part, parts, Path(str(folder)) if folder else None, self._load, bool(config.get("secure", False)), context)
+        return Own(
+            part,
+            parts,
+            Path(str(folder)) if folder else None,
+            self._load,
+            bool(config.get("secure", False)),
+            context,
+        )
 
 
 def serve(grid: Any, config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One experiment over the nodes behind a Grid: record, checkpoints and costs are those of any run."""
-    spelled = {key.removeprefix(EXPERIMENT): value for key, value in config.items() if key.startswith(EXPERIMENT)}
+    """One experiment over the nodes behind a Grid:
+
+    record, checkpoints and costs are those of any run.
+    """
+    spelled = {
+        key.removeprefix(EXPERIMENT): value
+        for key, value in config.items()
+        if key.startswith(EXPERIMENT)
+    }
     experiments = expand(spelled)
-    options: dict[str, Any] = {name: kind(config[name]) for name, kind in OPTIONS.items() if name in config}
+    options: dict[str, Any] = {
+        name: kind(config[name]) for name, kind in OPTIONS.items() if name in config
+    }
     secure = bool(config.get("secure", False))
     if secure and "threshold" in config:
         options["threshold"] = float(config["threshold"])
@@ -63,7 +83,9 @@ def serve(grid: Any, config: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def engine_on(grid: Any, experiment: Experiment, *, secure: bool, **options: Any) -> EngineFactory:
     """Return what makes the engine of an experiment over the nodes behind a Grid."""
-    return partial(Secure if secure else Flower, grid=grid, experiment=experiment.as_dict(), **options)
+    return partial(
+        Secure if secure else Flower, grid=grid, experiment=experiment.as_dict(), **options
+    )
 
 
 def _serve_to_the_end(grid: Any, config: Mapping[str, Any]) -> None:

@@ -1,8 +1,10 @@
-"""Messages to Flower nodes: one exchange is one push and many pulls on Flower's Grid, with a deadline.
+"""Messages to Flower nodes: one exchange is one push and many pulls on Flower's Grid, with a
+deadline.
 
-A client that raises, vanishes, comes late or sends something else than it should has not answered; the log says who and why. What
-a client keeps (its teacher, its private tensors) never comes here: it stays with the node under a tag, and every order names
-the tag that counts. So a node that was restarted is found out, and an answer that came too late has not happened.
+A client that raises, vanishes, comes late or sends something else than it should has not answered;
+the log says who and why. What a client keeps (its teacher, its private tensors) never comes here:
+it stays with the node under a tag, and every order names the tag that counts. So a node that was
+restarted is found out, and an answer that came too late has not happened.
 """
 
 import logging
@@ -22,7 +24,16 @@ from feddkd.engines.client import answer, gather, retained, seeded
 from feddkd.engines.interface import Order, Reply
 from feddkd.engines.serial import Serial
 from feddkd.errors import InputError
-from feddkd.flower.messages import Letter, Page, Post, action, bytes_in, page_of, page_record, tensor_record
+from feddkd.flower.messages import (
+    Letter,
+    Page,
+    Post,
+    action,
+    bytes_in,
+    page_of,
+    page_record,
+    tensor_record,
+)
 from feddkd.flower.wire import FIRST, MOST, NOTHING, WireError, check, pack, unpack
 from feddkd.method import Exchange
 from feddkd.models.functional import Model
@@ -41,24 +52,30 @@ class Flower:
     first_memos: Sequence[Groups]
     dtype: torch.dtype = torch.float32
     grid: Grid | None = None
-    experiment: Mapping[str, Any] = field(default_factory=dict)  # as it is spelled: what every node must know
+    # as it is spelled: what every node must know
+    experiment: Mapping[str, Any] = field(default_factory=dict)
     deadline: float = 600.0  # seconds for an exchange
     join: float = 120.0  # seconds until all clients must be there
     poll: float = 0.1  # seconds between two looks for answers
     most: int = MOST  # bytes of an answer
     held: dict[int, str] = field(default_factory=dict)  # client -> tag of what it keeps
     _nodes: dict[int, int] = field(default_factory=dict)  # client -> Flower's number of its node
-    _counts: dict[int, Mapping[str, int]] = field(default_factory=dict)  # client -> source -> examples
+    # client -> source -> examples
+    _counts: dict[int, Mapping[str, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.grid is None:
-            raise InputError("engine 'flower' runs inside a federation: feddkd flower up FILE.toml starts one on this machine")
+            raise InputError(
+                "engine 'flower' runs inside a federation: feddkd flower up FILE.toml starts one on"
+                " this machine"
+            )
         if len(self.federations) != 1:
             raise InputError("engine 'flower' takes one run at a time")
         self._server = Serial(self.model, self.federations, self.first_memos, self.dtype)
         self._post = Post(self.grid, self.poll)
         self._round: str | int = 0
-        self._memo = self.first_memos[0]  # as a client's would look at present: for its names, shapes and types
+        # as a client's would look at present: for its names, shapes and types
+        self._memo = self.first_memos[0]
         self._before = (self._memo, self.held)  # both as they were when the round began
 
     # --- what an engine is asked
@@ -73,14 +90,18 @@ class Flower:
     def restore(self, run: int, memos: Mapping[int, Groups]) -> None:
         if memos:
             raise InputError(
-                "this run kept its clients' tensors at the server, and cannot go on where nodes keep them themselves"
+                "this run kept its clients' tensors at the server, and cannot go on where nodes"
+                " keep them themselves"
             )
 
     def facts(self) -> dict[str, Any]:
         return {"held": {str(client): tag for client, tag in self.held.items()}}
 
     def adopt(self, facts: Mapping[str, Any]) -> None:
-        """Also in the midst of a run: its round is then played again, from what its clients held when it began."""
+        """Also in the midst of a run:
+
+        its round is then played again, from what its clients held when it began.
+        """
         self.held = {int(client): str(tag) for client, tag in facts.get("held", {}).items()}
         self._round, self._memo = 0, self._before[0]
 
@@ -94,18 +115,27 @@ class Flower:
         self._begin_round(orders[0])
         pattern = self._pattern(exchange, orders[0])
         answers: list[dict[int, Groups]] = [{} for _ in orders]
-        for letter, message in self._post.converse(list(self._letters(exchange, orders)), self.deadline):
+        for letter, message in self._post.converse(
+            list(self._letters(exchange, orders)), self.deadline
+        ):
             try:
-                answers[letter.order][letter.client] = self._take(exchange, letter.client, message, pattern)
+                answers[letter.order][letter.client] = self._take(
+                    exchange, letter.client, message, pattern
+                )
             except (WireError, KeyError, TypeError) as error:
                 _tell(letter.client, exchange, orders[letter.order], str(error))
-        return [self._reply(exchange, order, own) for order, own in zip(orders, answers, strict=True)]
+        return [
+            self._reply(exchange, order, own) for order, own in zip(orders, answers, strict=True)
+        ]
 
     # --- one exchange
 
     def _begin_round(self, order: Order) -> None:
-        """Where clients keep nothing from round to round, whoever fell out of the last one has nothing to be asked for."""
-        if isinstance(order.key[0], int) and order.key[1] != self._round:  # else it is an evaluation
+        """Where clients keep nothing from round to round, whoever fell out of the last one has
+        nothing to be asked for.
+        """
+        # else it is an evaluation
+        if isinstance(order.key[0], int) and order.key[1] != self._round:
             self._round = order.key[1]
             if not self._memo:
                 self.held = dict.fromkeys(self.held, NOTHING)
@@ -115,19 +145,26 @@ class Flower:
         online = self._post.online()
         for number, order in enumerate(orders):
             tensors = tensor_record(pack(order.sent))
-            kind = "evaluate" if order.key[0] == "evaluate" else f"train.{action(exchange.phase.name)}"
+            kind = (
+                "evaluate" if order.key[0] == "evaluate" else f"train.{action(exchange.phase.name)}"
+            )
             for client in order.cohort:
                 node = self._nodes[client]
                 if node in online:
                     page = page_record(self._page(exchange, order, client))
-                    yield Letter(node, client, number, kind, RecordDict({"page": page, "tensors": tensors}))
+                    yield Letter(
+                        node, client, number, kind, RecordDict({"page": page, "tensors": tensors})
+                    )
                 else:
                     _tell(client, exchange, order, "its node is not there")
 
     def _page(self, exchange: Exchange, order: Order, client: int) -> Page:
         retain = None if exchange.retain is None else sorted(exchange.retain)
         told: Page = {"client": client, "key": order.key, "phase": exchange.phase.name}
-        tags = {"expects": self.held.get(client, FIRST), "before": self._before[1].get(client, FIRST)}
+        tags = {
+            "expects": self.held.get(client, FIRST),
+            "before": self._before[1].get(client, FIRST),
+        }
         return {**self._subject(), **told, **tags, "retain": retain}
 
     def _subject(self) -> Page:
@@ -142,10 +179,14 @@ class Flower:
         if page.get("lost"):
             if exchange.retain is not None:  # evaluation changes nothing
                 self.held.pop(client, None)
-            raise WireError("it has lost what it kept (restarted?); it sits this round out and begins anew in the next")
+            raise WireError(
+                "it has lost what it kept (restarted?); it sits this round out and begins anew in"
+                " the next"
+            )
         upload = unpack(bytes_in(message.content), self.most)
         training = exchange.retain is not None
-        upload = check(upload, pattern, finite=training)  # a loss that is no number is still the answer of an evaluation
+        # a loss that is no number is still the answer of an evaluation
+        upload = check(upload, pattern, finite=training)
         if training:
             self.held[client] = str(page["held"])
         return upload
@@ -155,19 +196,33 @@ class Flower:
         if not clients:
             return Reply((), {})
         device = self.federations[0].x.device
-        stacked = {group: stack([answers[client][group] for client in clients]) for group in answers[clients[0]]}
-        moved = {group: {name: tensor.to(device) for name, tensor in own.items()} for group, own in stacked.items()}
+        stacked = {
+            group: stack([answers[client][group] for client in clients])
+            for group in answers[clients[0]]
+        }
+        moved = {
+            group: {name: tensor.to(device) for name, tensor in own.items()}
+            for group, own in stacked.items()
+        }
         examples = [self._counts[client][exchange.phase.reads.source] for client in clients]
         return Reply(clients, gather(exchange.phase, moved, examples))
 
     def _pattern(self, exchange: Exchange, order: Order) -> Groups:
-        """What an upload should look like: that of a client made up here, with four examples and one step."""
+        """What an upload should look like:
+
+        that of a client made up here, with four examples and one step.
+        """
         own = self.federations[0]
         four = np.resize(own.test, 4)
         made_up = replace(own, train=(four,), own_test=None, validation=four, test=four)
-        phase, key = replace(exchange.phase, reads=replace(exchange.phase.reads, steps=1)), ("pattern", 1, 0, 1, 0)
+        phase, key = (
+            replace(exchange.phase, reads=replace(exchange.phase.reads, steps=1)),
+            ("pattern", 1, 0, 1, 0),
+        )
         with seeded(key, own.x.device):
-            upload, memo = answer(self.model, phase, order.sent, self._memo, made_up, 0, key, self.dtype)
+            upload, memo = answer(
+                self.model, phase, order.sent, self._memo, made_up, 0, key, self.dtype
+            )
         if exchange.retain is not None:
             self._memo = retained(memo, exchange.retain)
         return upload
@@ -184,7 +239,9 @@ class Flower:
             left = end - time.monotonic()
             if left < 0:
                 told = "".join(f"; node {node}: {why}" for node, why in reasons.items())
-                raise InputError(f"clients {sorted(lacking)} have not joined within {self.join:g} s{told}")
+                raise InputError(
+                    f"clients {sorted(lacking)} have not joined within {self.join:g} s{told}"
+                )
             new = self._post.online() - asked
             asked |= new
             self._ask_who(new, reasons, left)
@@ -203,15 +260,28 @@ class Flower:
         total = len(self.federations[0].train)
         for client, own in ((int(text), own) for text, own in page["clients"].items()):
             if not 0 <= client < total:
-                raise WireError(f"it stands for client {client}, and there are clients 0 to {total - 1}")
+                raise WireError(
+                    f"it stands for client {client}, and there are clients 0 to {total - 1}"
+                )
             if self._nodes.get(client, node) != node:
-                raise InputError(f"two nodes stand for client {client}; every node needs a partition-id of its own")
+                raise InputError(
+                    f"two nodes stand for client {client}; every node needs a partition-id of"
+                    " its own"
+                )
             self._nodes[client] = node
-            self._counts[client] = {str(source): int(count) for source, count in own["counts"].items()}
+            self._counts[client] = {
+                str(source): int(count) for source, count in own["counts"].items()
+            }
             if self.held.get(client, FIRST) not in (FIRST, *own["held"]):
                 log.warning("client %s no longer holds what it kept; it begins anew", client)
                 del self.held[client]
 
 
 def _tell(client: int, exchange: Exchange, order: Order, why: str) -> None:
-    log.warning("client %s has not answered phase %r, key %s: %s", client, exchange.phase.name, (*order.key, client), why)
+    log.warning(
+        "client %s has not answered phase %r, key %s: %s",
+        client,
+        exchange.phase.name,
+        (*order.key, client),
+        why,
+    )

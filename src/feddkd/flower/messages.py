@@ -1,4 +1,7 @@
-"""What goes over Flower's Grid: a letter is a page of JSON and, mostly, tensors. Answers are waited for until a deadline."""
+"""What goes over Flower's Grid:
+
+a letter is a page of JSON and, mostly, tensors. Answers are waited for until a deadline.
+"""
 
 import json
 import logging
@@ -36,23 +39,32 @@ class Post:
     """Carries letters to nodes and brings the answers."""
 
     grid: Grid
-    poll: float  # seconds between two looks for answers, and a twentieth of the time that it takes already
+    # seconds between two looks for answers, and a twentieth of the time that it takes already
+    poll: float
 
     def online(self) -> set[int]:
         return set(self.grid.get_node_ids())
 
-    def converse(self, letters: Sequence[Letter], seconds: float) -> Iterator[tuple[Letter, Message]]:
+    def converse(
+        self, letters: Sequence[Letter], seconds: float
+    ) -> Iterator[tuple[Letter, Message]]:
         """Send, and yield the answers as they come, until all are there or time is up.
 
-        An answer is told by the number of the message it replies to: those that the SuperLink makes up for a lost node carry
-        no node's number.
+        An answer is told by the number of the message it replies to: those that the SuperLink makes
+        up for a lost node carry no node's number.
         """
         begun = time.monotonic()
-        messages = [Message(letter.content, letter.node, letter.kind, ttl=seconds) for letter in letters]
+        messages = [
+            Message(letter.content, letter.node, letter.kind, ttl=seconds) for letter in letters
+        ]
         numbers = [*self.grid.push_messages(messages)] if messages else []
-        waiting = {number: letter for number, letter in zip(numbers, letters, strict=False) if number}
+        waiting = {
+            number: letter for number, letter in zip(numbers, letters, strict=False) if number
+        }
         if len(waiting) < len(letters):
-            log.warning("%s of %s messages could not be sent", len(letters) - len(waiting), len(letters))
+            log.warning(
+                "%s of %s messages could not be sent", len(letters) - len(waiting), len(letters)
+            )
         while waiting:
             for answer in self.grid.pull_messages(list(waiting)):
                 letter = waiting.pop(answer.metadata.reply_to_message_id, None)
@@ -67,7 +79,10 @@ class Post:
 
 
 def hasten() -> None:
-    """A message often comes a moment before its content, and Flower asks again after a second: ask sooner, then ever later."""
+    """A message often comes a moment before its content, and Flower asks again after a second:
+
+    ask sooner, then ever later.
+    """
     pull_objects.__kwdefaults__ = {**(pull_objects.__kwdefaults__ or {}), "initial_backoff": SOON}
 
 
@@ -88,7 +103,10 @@ def page_record(page: Mapping[str, Any]) -> ConfigRecord:
 
 
 def tensor_record(content: bytes) -> ConfigRecord:
-    """Not an ArrayRecord: that would be three objects, and every object costs Flower two requests on each side."""
+    """Not an ArrayRecord:
+
+    that would be three objects, and every object costs Flower two requests on each side.
+    """
     return ConfigRecord({"groups": content})
 
 
@@ -111,7 +129,7 @@ def bytes_in(records: RecordDict, name: str = "tensors") -> bytes:
     return content
 
 
-class Shelf:
+class NodeStorage:
     """What a node keeps between messages, in Flower's context: {tag: groups as bytes}."""
 
     def __init__(self, context: Context) -> None:

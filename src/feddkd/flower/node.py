@@ -1,7 +1,8 @@
-"""What a client does with a message, without Flower: (page, tensors, what it keeps) -> (page, tensors, what it keeps).
+"""What a client does with a message, without Flower: (page, tensors, what it keeps) -> (page,
+tensors, what it keeps).
 
-A page names the experiment, the client, the exchange's key and the tag of what the client should hold. The method is code that
-every node has; no code comes with a message.
+A page names the experiment, the client, the exchange's key and the tag of what the client should
+hold. The method is code that every node has; no code comes with a message.
 """
 
 import functools
@@ -35,12 +36,16 @@ from feddkd.runs.prepare import network, prepare
 from feddkd.simulation import DTYPES, Job, Start, begin
 from feddkd.tensors import Groups
 
-Load = Callable[[Any], Any]  # Flower's context -> (x, y) or (x, y, x_test, y_test): a client's own examples
+# Flower's context -> (x, y) or (x, y, x_test, y_test): a client's own examples
+Load = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
 class Own:
-    """What a node is: part p of P, which stands for the clients p, p + P, ...; and where their examples come from."""
+    """What a node is:
+
+    part p of P, which stands for the clients p, p + P, ...; and where their examples come from.
+    """
 
     part: int
     parts: int
@@ -54,42 +59,62 @@ class Own:
 
     def check(self, client: int, experiment: Experiment) -> None:
         if client not in self.clients(experiment):
-            raise WireError(f"client {client} is not here; this node stands for {list(self.clients(experiment))}")
+            raise WireError(
+                f"client {client} is not here; this node stands for"
+                f" {list(self.clients(experiment))}"
+            )
 
     def federation(self, experiment: Experiment, facts: Mapping[str, Any]) -> Federation:
-        return prepare(experiment, self.folder).federation if self.load is None else self._loaded(experiment, facts)
+        return (
+            prepare(experiment, self.folder).federation
+            if self.load is None
+            else self._loaded(experiment, facts)
+        )
 
     def _loaded(self, experiment: Experiment, facts: Mapping[str, Any]) -> Federation:
         """A federation in which nobody but this client holds anything."""
         assert self.load is not None
         clients = self.clients(experiment)
         if len(clients) != 1:
-            raise InputError(f"a node with examples of its own is one client; this one stands for {len(clients)}")
+            raise InputError(
+                f"a node with examples of its own is one client; this one stands for {len(clients)}"
+            )
         x, y, *test = self.load(self.context)
         held = [examples((x, y)), *([examples(tuple(test))] if test else [])]
         for part in held:
             _check_facts(part, facts)
         cut, end, nobody = len(held[0]), sum(map(len, held)), np.arange(0)
-        mine, tests = ([own if k in clients else nobody for k in range(experiment.clients)]
-                       for own in (np.arange(cut), np.arange(cut, end)))  # fmt: skip
+        mine, tests = (
+            [own if k in clients else nobody for k in range(experiment.clients)]
+            for own in (np.arange(cut), np.arange(cut, end))
+        )
         return Federation(
-            x=torch.cat([part.x for part in held]), y=torch.cat([part.y for part in held]), classes=facts["classes"],
-            transform=transform(experiment.transform_text, facts["scale"]), train=tuple(mine), own_test=tuple(tests),
-            validation=nobody, test=nobody,
-        )  # fmt: skip
+            x=torch.cat([part.x for part in held]),
+            y=torch.cat([part.y for part in held]),
+            classes=facts["classes"],
+            transform=transform(experiment.transform_text, facts["scale"]),
+            train=tuple(mine),
+            own_test=tuple(tests),
+            validation=nobody,
+            test=nobody,
+        )
 
 
 def _check_facts(part: Examples, facts: Mapping[str, Any]) -> None:
     if list(part.x.shape[1:]) != list(facts["shape"]):
         raise InputError(
-            f"the examples here are of shape {tuple(part.x.shape[1:])}, and the federation's {tuple(facts['shape'])}"
+            f"the examples here are of shape {tuple(part.x.shape[1:])}, and the federation's"
+            f" {tuple(facts['shape'])}"
         )
     if int(part.y.max()) >= facts["classes"]:
-        raise InputError(f"labels here go up to {int(part.y.max())}, and the federation has {facts['classes']} classes")
+        raise InputError(
+            f"labels here go up to {int(part.y.max())}, and the federation has {facts['classes']}"
+            " classes"
+        )
 
 
 @dataclass(frozen=True)
-class Desk:
+class NodeExperiment:
     """Everything at hand for the clients of one node in one experiment."""
 
     experiment: Experiment
@@ -107,18 +132,30 @@ class Desk:
             return diagnostics.PHASE
         _, round, index, step = (int(part) for part in key)
         plan = self.experiment.parsed_method.fitted(self.model).plan(round)
-        found = [e.phase for e in plan if (e.index, e.step, e.phase.at) == (index, step, "clients") and e.phase.client]
+        found = [
+            e.phase
+            for e in plan
+            if (e.index, e.step, e.phase.at) == (index, step, "clients") and e.phase.client
+        ]
         if len(found) != 1:
-            raise WireError(f"there is no exchange {index}, step {step}, in round {round} of {self.experiment.method}")
+            raise WireError(
+                f"there is no exchange {index}, step {step}, in round {round} of"
+                f" {self.experiment.method}"
+            )
         return found[0]
 
     def masked(self, page: Page, upload: Groups, kept: Kept) -> tuple[bytes, Kept]:
         client, phase = int(page["client"]), self.phase(tuple(page["key"]), page["phase"])
         examples = self.counts(client)[phase.reads.source]
-        return client_masking.masked(client, page, _short(self.experiment), phase.collect, examples, upload, kept)
+        return client_masking.masked(
+            client, page, _short(self.experiment), phase.collect, examples, upload, kept
+        )
 
     def counts(self, client: int) -> dict[str, int]:
-        return {source: len(self.federation.indices(source, client)) for source in typing.get_args(Source)}
+        return {
+            source: len(self.federation.indices(source, client))
+            for source in typing.get_args(Source)
+        }
 
     def answer(self, page: Page, sent: Groups, memo: Groups) -> tuple[Groups, Groups]:
         client, key = int(page["client"]), (*page["key"], int(page["client"]))
@@ -126,62 +163,97 @@ class Desk:
         if not len(self.federation.indices(phase.reads.source, client)):
             raise InputError(f"client {client} has no {phase.reads.source} examples")
         with seeded(key, self.federation.x.device):
-            return answer(self.model, phase, sent, memo, self.federation, client, key, DTYPES[self.experiment.dtype])
+            return answer(
+                self.model,
+                phase,
+                sent,
+                memo,
+                self.federation,
+                client,
+                key,
+                DTYPES[self.experiment.dtype],
+            )
 
 
 @functools.lru_cache(maxsize=1)
-def _open(own: Own, spelled: str, told: str) -> Desk:
+def _open(own: Own, spelled: str, told: str) -> NodeExperiment:
     experiment, facts = Experiment(**json.loads(spelled)), json.loads(told)
     federation = own.federation(experiment, facts)
     model = network(experiment, federation.shape, facts["classes"])
     start = Start(experiment.seed, federation, *model.start())
     job = Job(model, experiment.parsed_method, [start], dtype=DTYPES[experiment.dtype])
     begun = begin(job, federation.x.device)
-    return Desk(experiment, begun.model, federation, begun.memos[0])
+    return NodeExperiment(experiment, begun.model, federation, begun.memos[0])
 
 
-def open_desk(own: Own, page: Page) -> Desk:
-    """The desk for an experiment, kept until another comes: in a process that stays, data are read once."""
-    return _open(own, json.dumps(page["experiment"], sort_keys=True), json.dumps(page["facts"], sort_keys=True))
+def open_desk(own: Own, page: Page) -> NodeExperiment:
+    """The desk for an experiment, kept until another comes:
+
+    in a process that stays, data are read once.
+    """
+    return _open(
+        own,
+        json.dumps(page["experiment"], sort_keys=True),
+        json.dumps(page["facts"], sort_keys=True),
+    )
 
 
 def introduce(own: Own, page: Page, kept: Kept) -> Page:
     """Which clients are here, how many examples they have, and which tags they hold."""
     desk = open_desk(own, page)
     clients = own.clients(desk.experiment)
-    return {"clients": {k: {"counts": desk.counts(k), "held": [NOTHING, *_of(kept, k)]} for k in clients}}
+    return {
+        "clients": {
+            k: {"counts": desk.counts(k), "held": [NOTHING, *_of(kept, k)]} for k in clients
+        }
+    }
 
 
 def ask(own: Own, what: str, page: Page, kept: Kept) -> tuple[Page, Kept]:
     """A question besides an exchange: who is here; and what secure aggregation needs."""
     if what == "info":
         return introduce(own, page, kept), kept
-    experiment, client, session = Experiment(**page["experiment"]), int(page["client"]), str(page["session"])
+    experiment, client, session = (
+        Experiment(**page["experiment"]),
+        int(page["client"]),
+        str(page["session"]),
+    )
     own.check(client, experiment)
-    if what == "keys":  # its plan is the method's own: where that depends on the network, nothing is summed
+    # its plan is the method's own: where that depends on the network, nothing is summed
+    if what == "keys":
         round, plan = int(page["round"]), experiment.parsed_method.plan(int(page["round"]))
-        return client_masking.begin(client, session, _short(experiment), round, names_of(plan), kept)
+        return client_masking.begin(
+            client, session, _short(experiment), round, names_of(plan), kept
+        )
     if what == "shares":
         return client_masking.deal(client, session, int(page["threshold"]), page["public"], kept)
     if what == "unmask":
-        return client_masking.reveal(client, session, str(page["exchange"]), page["survivors"], kept)
+        return client_masking.reveal(
+            client, session, str(page["exchange"]), page["survivors"], kept
+        )
     raise WireError(f"nobody here knows what query.{what} means")
 
 
 def respond(own: Own, page: Page, sent: bytes, kept: Kept) -> tuple[Page, bytes, Kept]:
     """One client's part in one exchange.
 
-    What it kept before stays until the server has named what came after: an answer that is lost or late leaves no trace. What it
-    held when the round began stays as long as the round: a server may have to play it again.
+    What it kept before stays until the server has named what came after: an answer that is lost or
+    late leaves no trace. What it held when the round began stays as long as the round: a server may
+    have to play it again.
     """
     client, expected = int(page["client"]), str(page["expects"])
     desk, held = open_desk(own, page), _of(kept, client)
     own.check(client, desk.experiment)
     if own.secure and page["key"][0] != "evaluate" and "secure" not in page:
-        raise WireError("this node uploads nothing that is not masked, and the server has not asked for masks (--secure)")
+        raise WireError(
+            "this node uploads nothing that is not masked, and the server has not asked for masks"
+            " (--secure)"
+        )
     if expected not in (FIRST, NOTHING, *held):
         return {"client": client, "lost": True}, b"", kept
-    memo = desk.first if expected == FIRST else {} if expected == NOTHING else unpack(held[expected])
+    memo = (
+        desk.first if expected == FIRST else {} if expected == NOTHING else unpack(held[expected])
+    )
     upload, after = desk.answer(page, unpack(sent), memo)
     content, kept = desk.masked(page, upload, kept) if "secure" in page else (pack(upload), kept)
     if page["retain"] is None:
@@ -199,7 +271,7 @@ def respond(own: Own, page: Page, sent: bytes, kept: Kept) -> tuple[Page, bytes,
     )
 
 
-def _tag(desk: Desk, page: Page, before: Groups, after: Groups) -> str:
+def _tag(desk: NodeExperiment, page: Page, before: Groups, after: Groups) -> str:
     """A name for what a client holds now; a new one only if the exchange has changed it."""
     if not after:
         return NOTHING
@@ -214,10 +286,14 @@ def _short(experiment: Experiment) -> str:
 
 
 def _identity(groups: Groups) -> dict[str, dict[str, int]]:
-    return {group: {name: id(tensor) for name, tensor in own.items()} for group, own in groups.items()}
+    return {
+        group: {name: id(tensor) for name, tensor in own.items()} for group, own in groups.items()
+    }
 
 
 def _of(kept: Kept, client: int) -> Kept:
     """What one of the node's clients keeps, by tag."""
     mine = f"{client}:"
-    return {name.removeprefix(mine): content for name, content in kept.items() if name.startswith(mine)}
+    return {
+        name.removeprefix(mine): content for name, content in kept.items() if name.startswith(mine)
+    }

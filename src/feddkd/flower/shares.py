@@ -1,6 +1,7 @@
 """Keys, and secrets in shares, on Flower's primitives: ECDH with HKDF, Fernet, Shamir's sharing.
 
-All randomness here is the system's (os.urandom, OpenSSL's): a mask that an experiment's seed could give again would hide nothing.
+All randomness here is the system's (os.urandom, OpenSSL's): a mask that an experiment's seed could
+give again would hide nothing.
 """
 
 import base64
@@ -13,8 +14,15 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.common.secure_aggregation.crypto.shamir import combine_shares, create_shares
-from flwr.common.secure_aggregation.crypto.symmetric_encryption import decrypt, encrypt, generate_shared_key
-from flwr.common.secure_aggregation.secaggplus_utils import share_keys_plaintext_concat, share_keys_plaintext_separate
+from flwr.common.secure_aggregation.crypto.symmetric_encryption import (
+    decrypt,
+    encrypt,
+    generate_shared_key,
+)
+from flwr.common.secure_aggregation.secaggplus_utils import (
+    share_keys_plaintext_concat,
+    share_keys_plaintext_separate,
+)
 
 from feddkd.flower.wire import WireError
 from feddkd.method import Exchange
@@ -32,7 +40,9 @@ def name_of(index: int, step: int) -> str:
 
 def names_of(plan: Sequence[Exchange]) -> list[str]:
     """The exchanges of a round for which secrets are needed."""
-    return [name_of(exchange.index, exchange.step) for exchange in plan if exchange.phase.asks_clients]
+    return [
+        name_of(exchange.index, exchange.step) for exchange in plan if exchange.phase.asks_clients
+    ]
 
 
 def new_seed() -> bytes:
@@ -58,7 +68,9 @@ def agree(key: bytes, point: bytes) -> bytes:
 
 
 def derive(seed: bytes, purpose: str) -> bytes:
-    """From a seed its "mask", and its "check", by which it is known again and which tells nothing of the mask."""
+    """From a seed its "mask", and its "check", by which it is known again and which tells nothing
+    of the mask.
+    """
     return HKDF(SHA256(), SECRET, None, purpose.encode()).derive(seed)
 
 
@@ -81,21 +93,29 @@ def number(share: bytes) -> int:
     return int.from_bytes(share[:4], "little")
 
 
-def seal(channel: bytes, sender: int, receiver: int, seeds: Sequence[bytes], keys: Sequence[bytes]) -> bytes:
+def seal(
+    channel: bytes, sender: int, receiver: int, seeds: Sequence[bytes], keys: Sequence[bytes]
+) -> bytes:
     """Shares for one other client, that the server carries and cannot read."""
     plain = share_keys_plaintext_concat(sender, receiver, b"".join(seeds), b"".join(keys))
     return encrypt(base64.urlsafe_b64encode(channel), plain)
 
 
-def unseal(channel: bytes, sender: int, receiver: int, sealed: bytes, count: int) -> tuple[list[bytes], list[bytes]]:
-    """The shares of so many seeds and keys, if they are from whom they should be, for whom they should be, and whole."""
+def unseal(
+    channel: bytes, sender: int, receiver: int, sealed: bytes, count: int
+) -> tuple[list[bytes], list[bytes]]:
+    """The shares of so many seeds and keys, if they are from whom they should be, for whom they
+    should be, and whole.
+    """
     try:
         found = share_keys_plaintext_separate(decrypt(base64.urlsafe_b64encode(channel), sealed))
     except InvalidToken:
         raise WireError(f"the shares of client {sender} cannot be opened") from None
     if found[:2] != (sender, receiver) or any(len(part) != count * SHARE for part in found[2:]):
         raise WireError(f"the shares of client {sender} are not what they should be")
-    seeds, keys = ([part[at : at + SHARE] for at in range(0, count * SHARE, SHARE)] for part in found[2:])
+    seeds, keys = (
+        [part[at : at + SHARE] for at in range(0, count * SHARE, SHARE)] for part in found[2:]
+    )
     return seeds, keys
 
 

@@ -1,7 +1,9 @@
-"""Groups of tensors as bytes, and back with distrust: what comes from elsewhere is measured before it is used.
+"""Groups of tensors as bytes, and back with distrust: what comes from elsewhere is measured before
+it is used.
 
-The bytes are a safetensors file: nothing in it can run, types and shapes travel as they are (float64, counters, rates without
-axes), and a whole message is one object, since every object costs Flower a request of its own.
+The bytes are a safetensors file: nothing in it can run, types and shapes travel as they are
+(float64, counters, rates without axes), and a whole message is one object, since every object costs
+Flower a request of its own.
 """
 
 import json
@@ -22,8 +24,12 @@ class WireError(ValueError):
 
 def pack(groups: Groups) -> bytes:
     """Groups as bytes; empty ones are there, too."""
-    tensors = {f"{group}/{name}": tensor for group, own in groups.items() for name, tensor in own.items()}
-    alone = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+    tensors = {
+        f"{group}/{name}": tensor for group, own in groups.items() for name, tensor in own.items()
+    }
+    alone = {
+        name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()
+    }
     return save(alone, metadata={"groups": json.dumps(list(groups))})
 
 
@@ -47,8 +53,9 @@ def _header(content: bytes) -> dict[str, dict[str, str]]:
 
 
 def check(groups: Groups, pattern: Groups, finite: bool = True) -> Groups:
-    """The names, shapes and types of the pattern, and, if asked for, every number finite. Returned in the pattern's order, in
-    which noise is drawn; a safetensors file has one of its own."""
+    """The names, shapes and types of the pattern, and, if asked for, every number finite. Returned
+    in the pattern's order, in which noise is drawn; a safetensors file has one of its own.
+    """
     _same("groups", groups, pattern)
     for group, own in groups.items():
         _same(f"tensors in {group!r}", own, pattern[group])

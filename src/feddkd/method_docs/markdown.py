@@ -3,14 +3,17 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from feddkd.method_docs.metadata import Entry, Turn
+from feddkd.method_docs.metadata import Entry, PhaseInWords
 
 INDEX = "README.md"
 COMPOSE = """\
 Compose them with `|`: `fedprox(mu=0.1) | dkd()` trains with a proximal term and then distils. `feddkd methods NAME` shows these
 pages on a terminal; `make methods-table` runs all of them on a small job, with and without DKD."""
 
-GATHERING = "`clip`, `noise`, `gather` and `trim` bound and blur what clients upload: [privacy](../privacy.md)."
+GATHERING = (
+    "`clip`, `noise`, `gather` and `trim` bound and blur what clients upload:"
+    " [privacy](../privacy.md)."
+)
 
 
 def pages(entries: Iterable[Entry]) -> dict[str, str]:
@@ -29,12 +32,20 @@ def page(entry: Entry) -> str:
         entry.summary,
         *entry.paragraphs,
         *([f"[{entry.paper.number}]({entry.paper.link})"] if entry.paper else []),
-        *([f"It goes behind a method that trains locally, as in `fedavg() | {entry.name}()`."] if entry.piece else []),
+        *(
+            [f"It goes behind a method that trains locally, as in `fedavg() | {entry.name}()`."]
+            if entry.piece
+            else []
+        ),
         "## Options",
         _table(("option", "default", "takes"), options),
         *([GATHERING] if any(setting.shared == "gathering" for setting in entry.settings) else []),
         "## A round",
-        *([_table(("phase", *(what for what, _ in facts(entry.turns[0]))), exchanges)] if entry.turns else []),
+        *(
+            [_table(("phase", *(what for what, _ in facts(entry.turns[0]))), exchanges)]
+            if entry.turns
+            else []
+        ),
         kept(entry),
     ]
     return "\n\n".join(parts) + "\n"
@@ -44,9 +55,12 @@ def default(value: Any) -> str:
     return "must be given" if value is ... else repr(value)
 
 
-def facts(turn: Turn) -> list[tuple[str, str]]:
+def facts(turn: PhaseInWords) -> list[tuple[str, str]]:
     """A phase with default options: (what, text)."""
-    stays = [*turn.keeps, *(f"{group} (this round)" for group in turn.leaves if group not in turn.keeps)]
+    stays = [
+        *turn.keeps,
+        *(f"{group} (this round)" for group in turn.leaves if group not in turn.keeps),
+    ]
     texts = {
         "times": turn.times,
         "who": turn.who,
@@ -69,12 +83,18 @@ def travels(entry: Entry) -> str:
 
 
 def _index(entries: list[Entry]) -> str:
-    rows = [(f"[{e.name}]({e.name}.md)", e.summary, str(e.paper or ""), travels(e)) for e in entries]
+    rows = [
+        (f"[{e.name}]({e.name}.md)", e.summary, str(e.paper or ""), travels(e)) for e in entries
+    ]
     made = "<!-- made by `make methods-docs`: change the methods' own files -->"
-    listed = _table(("method", "what it does", "paper", "sent / uploaded / kept by the client"), rows)
+    listed = _table(
+        ("method", "what it does", "paper", "sent / uploaded / kept by the client"), rows
+    )
     return "\n\n".join([made, "# Methods", COMPOSE, listed]) + "\n"
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [headings, ["---"] * len(headings), *rows]
-    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+    return "\n".join(
+        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines
+    )

@@ -1,7 +1,9 @@
-"""What the registry knows of a method, for lists and pages: its paper, its formula, its options, what travels and what stays.
+"""What the registry knows of a method, for lists and pages: its paper, its formula, its options,
+what travels and what stays.
 
-Nothing is written down twice: the paper is the first paragraph of the method's module, the formula the docstring of its function,
-what travels is read off the phases of the method with its default options.
+Nothing is written down twice: the paper is the first paragraph of the method's module, the formula
+the docstring of its function, what travels is read off the phases of the method with its default
+options.
 """
 
 import dataclasses
@@ -31,7 +33,7 @@ SHARED = {Local: "local training", Gathering: "gathering"}
 
 
 @dataclass(frozen=True)
-class Paper:
+class Citation:
     name: str
     authors: str
     title: str
@@ -49,7 +51,7 @@ class Paper:
 
 
 @dataclass(frozen=True)
-class Setting:
+class MethodOption:
     """One option. `shared` names what it is an option of, where many methods take it."""
 
     name: str
@@ -62,7 +64,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Turn:
+class PhaseInWords:
     """One phase in words."""
 
     name: str
@@ -82,11 +84,11 @@ class Entry:
     summary: str
     module: str
     text: str  # the module's docstring
-    paper: Paper | None
-    settings: tuple[Setting, ...]
+    paper: Citation | None
+    settings: tuple[MethodOption, ...]
     private: str
     piece: bool  # to be put behind a method that trains locally
-    turns: tuple[Turn, ...]
+    turns: tuple[PhaseInWords, ...]
 
     @property
     def own(self) -> bool:
@@ -109,7 +111,10 @@ class Entry:
     @property
     def paragraphs(self) -> list[str]:
         """The text, to be broken into lines anew; what is indented stays as it is."""
-        return [part if part.startswith(" ") else " ".join(part.split()) for part in self.text.split("\n\n")]
+        return [
+            part if part.startswith(" ") else " ".join(part.split())
+            for part in self.text.split("\n\n")
+        ]
 
 
 PRIVATE = {
@@ -147,7 +152,10 @@ def entries() -> list[Entry]:
 
 
 def is_piece(method: Method) -> bool:
-    """Whether it is to be put behind a method that trains locally, as dkd is: by itself it lacks something, or asks nobody."""
+    """Whether it is to be put behind a method that trains locally, as dkd is:
+
+    by itself it lacks something, or asks nobody.
+    """
     try:
         method.check_order()
     except InputError:
@@ -170,18 +178,30 @@ def _private(method: Method) -> str:
     return "names" if method.private_patterns else next(iter(kinds), "none")
 
 
-def _paper(text: str) -> Paper | None:
-    """The first paragraph: Name: authors, "title", venue, arXiv:number (or doi:number where there is none)."""
+def _paper(text: str) -> Citation | None:
+    """The first paragraph:
+
+    Name: authors, "title", venue, arXiv:number (or doi:number where there is none).
+    """
     found = REFERENCE.match(" ".join(text.split("\n\n")[0].split()))
-    return None if found is None else Paper(**found.groupdict())
+    return None if found is None else Citation(**found.groupdict())
 
 
-def _settings(name: str) -> Iterator[Setting]:
+def _settings(name: str) -> Iterator[MethodOption]:
     factory = METHODS[name]
-    groups = [group for group in typing.get_type_hints(inspect.unwrap(factory)).values() if group in SHARED]
+    groups = [
+        group
+        for group in typing.get_type_hints(inspect.unwrap(factory)).values()
+        if group in SHARED
+    ]
     shared = {item.name: SHARED[group] for group in groups for item in dataclasses.fields(group)}
     for key, default in METHODS.options(name).items():
-        yield Setting(key, default, _in_words(inspect.signature(factory).parameters[key].annotation), shared.get(key, ""))
+        yield MethodOption(
+            key,
+            default,
+            _in_words(inspect.signature(factory).parameters[key].annotation),
+            shared.get(key, ""),
+        )
 
 
 def _in_words(annotation: Any) -> str:
@@ -194,23 +214,35 @@ def _in_words(annotation: Any) -> str:
         return ", ".join(map(repr, arguments))
     if origin in (typing.Union, types.UnionType):
         return " or ".join(_in_words(argument) for argument in arguments)
-    words = {int: "whole number", float: "number", bool: "True, False", str: "text", type(None): "None"}
+    words = {
+        int: "whole number",
+        float: "number",
+        bool: "True, False",
+        str: "text",
+        type(None): "None",
+    }
     return words.get(annotation, str(annotation))
 
 
-def _turn(phase: Phase, method: Method) -> Turn:
+def _turn(phase: Phase, method: Method) -> PhaseInWords:
     asked = _asks_clients(phase)
     empty = {"params", "buffers"} if "model" in method.private else set()
     rules = {group: rule.value for group, rule in phase.collect.items() if group not in empty}
     rules |= {
-        group: f"{rules[group]}, and every client's" if group in rules else "every client's" for group in phase.every.values()
+        group: f"{rules[group]}, and every client's" if group in rules else "every client's"
+        for group in phase.every.values()
     }
-    return Turn(
+    return PhaseInWords(
         name=phase.name,
         who="clients" if asked else "server",
         does=_does(phase),
         times=_times(phase),
-        sends=(*(g for g in phase.sends if g not in empty), *(f"rate {rate}" for rate in phase.rates)) if asked else (),
+        sends=(
+            *(g for g in phase.sends if g not in empty),
+            *(f"rate {rate}" for rate in phase.rates),
+        )
+        if asked
+        else (),
         uploads=rules if asked else {},
         keeps=tuple(sorted(phase.keeps)),
         leaves=tuple(sorted(phase.leaves)),
@@ -226,7 +258,11 @@ def _does(phase: Phase) -> str:
     return f"steps through {_examples(phase.reads)}"
 
 
-EXAMPLES = {"train": "own examples", "public": "public examples", "train+public": "own and public examples"}
+EXAMPLES = {
+    "train": "own examples",
+    "public": "public examples",
+    "train+public": "own and public examples",
+}
 
 
 def _examples(reads: Reads) -> str:
@@ -244,4 +280,6 @@ def _number(count: int, noun: str, plural: str = "s") -> str:
 
 def _times(phase: Phase) -> str:
     times = f"at most {phase.repeat.times}" if phase.over is not None else str(phase.repeat.times)
-    return f"{times}, none in the first {phase.repeat.warmup} rounds" if phase.repeat.warmup else times
+    return (
+        f"{times}, none in the first {phase.repeat.warmup} rounds" if phase.repeat.warmup else times
+    )

@@ -1,14 +1,17 @@
-"""Astraea: Duan, Liu, Chen, Tan, Ren, Qiao, Liang, "Astraea: self-balancing federated learning for improving classification
-accuracy of mobile deep learning applications", ICCD 2019, arXiv:1907.01132: rescheduling by mediators.
+"""Astraea: Duan, Liu, Chen, Tan, Ren, Qiao, Liang, "Astraea: self-balancing federated learning for
+improving classification accuracy of mobile deep learning applications", ICCD 2019,
+arXiv:1907.01132: rescheduling by mediators.
 
     mediator m: w_m <- w_t, then w_m <- local training of w_m at one client of m after another;   w_{t+1} = sum_m n_m/n w_m
 
-Clients report how many examples of each label they hold, once, in the first round they take part in. A mediator gathers up to
-gamma of a round's clients, one at a time that client whose labels, pooled with those gathered, come nearest to uniform: the least
-KL(labels || U). The model passes through its clients in that order, `passes` times (the paper's mediator epochs). Each hop is a
+Clients report how many examples of each label they hold, once, in the first round they take part
+in. A mediator gathers up to gamma of a round's clients, one at a time that client whose labels,
+pooled with those gathered, come nearest to uniform: the least KL(labels || U). The model passes
+through its clients in that order, `passes` times (the paper's mediator epochs). Each hop is a
 communication: it goes down to the client and comes up again.
 
-Left out is the paper's other half, augmentation of the rare classes before training. gamma=5 and passes=1 are defaults of ours.
+Left out is the paper's other half, augmentation of the rare classes before training. gamma=5 and
+passes=1 are defaults of ours.
 """
 
 from collections.abc import Sequence
@@ -30,7 +33,10 @@ from feddkd.tensors import Groups, Tensors, combine, weighted_mean
 
 @METHODS.register
 def astraea(local: Local, *, gamma: Count = 5, passes: Count = 1) -> Method:
-    """Mediators pass the model through clients whose labels balance: w = sum_m n_m/n w_m, w_m trained at client after client."""
+    """Mediators pass the model through clients whose labels balance:
+
+    w = sum_m n_m/n w_m, w_m trained at client after client.
+    """
     (training,) = local_training(local).phases
     census = Phase(
         name="labels",
@@ -52,7 +58,8 @@ def astraea(local: Local, *, gamma: Count = 5, passes: Count = 1) -> Method:
         collect={"params": Collect.EVERY, "buffers": Collect.EVERY},
         sends=(),
         parts=partial(_pass_on, gamma),
-        rates={**training.rates, "new": lambda round, step: float(step <= gamma)},  # a client's examples count once
+        # a client's examples count once
+        rates={**training.rates, "new": lambda round, step: float(step <= gamma)},
         repeat=Repeat(gamma * passes),
     )
     return Method((census, Phase("schedule", None, partial(_schedule, gamma)), hop))
@@ -66,11 +73,19 @@ def _place(state: Groups) -> torch.device:
 
 
 def _open(model: Model, state: Groups, world: World) -> Groups:
-    return {"astraea": {"labels": torch.zeros(world.clients, world.classes, dtype=torch.int64, device=_place(state))}}
+    return {
+        "astraea": {
+            "labels": torch.zeros(
+                world.clients, world.classes, dtype=torch.int64, device=_place(state)
+            )
+        }
+    }
 
 
 def _bring(model: Model, state: Groups, world: World) -> Groups:
-    return {"labels": {"count": torch.zeros(world.classes, dtype=torch.int64, device=_place(state))}}
+    return {
+        "labels": {"count": torch.zeros(world.classes, dtype=torch.int64, device=_place(state))}
+    }
 
 
 def _unknown(state: Groups, cohort: tuple[int, ...], step: int) -> list[Part]:
@@ -96,7 +111,9 @@ def _report(model: Model, sent: Groups, carry: Groups, memo: Groups) -> tuple[Gr
 
 
 def _note(model: Model, state: Groups, collected: Groups, rates: Tensors) -> Groups:
-    labels = state["astraea"]["labels"].index_copy(0, rates["clients"], collected["labels"]["count"])
+    labels = state["astraea"]["labels"].index_copy(
+        0, rates["clients"], collected["labels"]["count"]
+    )
     return {**state, "astraea": {**state["astraea"], "labels": labels}}
 
 
@@ -104,10 +121,15 @@ def _note(model: Model, state: Groups, collected: Groups, rates: Tensors) -> Gro
 
 
 def _schedule(gamma: int, model: Model, state: Groups, collected: Groups, rates: Tensors) -> Groups:
-    """Seats: row m holds mediator m's clients in their order, -1 where a seat stays empty. Every mediator gets the model."""
+    """Seats: row m holds mediator m's clients in their order, -1 where a seat stays empty.
+
+    Every mediator gets the model.
+    """
     clients = rates["clients"].tolist()
     groups = mediators(clients, state["astraea"]["labels"].double().cpu(), gamma)
-    seats = torch.tensor([group + [-1] * (gamma - len(group)) for group in groups], device=rates["clients"].device)
+    seats = torch.tensor(
+        [group + [-1] * (gamma - len(group)) for group in groups], device=rates["clients"].device
+    )
 
     def copies(group: Tensors) -> dict[str, Tensor]:
         return combine(lambda tensor: torch.stack([tensor] * len(groups)), group)
@@ -121,7 +143,9 @@ def _schedule(gamma: int, model: Model, state: Groups, collected: Groups, rates:
 
 
 def mediators(clients: Sequence[int], labels: Tensor, gamma: int) -> list[list[int]]:
-    """Greedily: fill one mediator after another, always with the client that brings it nearest to uniform labels."""
+    """Greedily: fill one mediator after another, always with the client that brings it nearest to
+    uniform labels.
+    """
     free, groups = list(clients), []
     while free:
         group: list[int] = []
@@ -151,16 +175,26 @@ def _pass_on(gamma: int, state: Groups, cohort: tuple[int, ...], step: int) -> l
 
 def _held(state: Groups, m: int) -> Groups:
     """Mediator m's model."""
-    return {group: combine(lambda tensor: tensor[m], state[f"mediator_{group}"]) for group in ("params", "buffers")}
+    return {
+        group: combine(lambda tensor: tensor[m], state[f"mediator_{group}"])
+        for group in ("params", "buffers")
+    }
 
 
 def _take_back(model: Model, state: Groups, collected: Groups, rates: Tensors) -> Groups:
     """Each mediator has its model back; their average by examples is the server's."""
-    whose = (state["astraea"]["seats"][None] == rates["clients"][:, None, None]).any(2).int().argmax(1)  # client -> mediator
+    # client -> mediator
+    whose = (
+        (state["astraea"]["seats"][None] == rates["clients"][:, None, None]).any(2).int().argmax(1)
+    )
     new = rates["examples"] * rates["new"].to(rates["examples"].dtype)
     examples = state["astraea"]["examples"].index_add(0, whose, new)
     held = {
-        group: combine(lambda old, trained: old.index_copy(0, whose, trained), state[f"mediator_{group}"], collected[group])
+        group: combine(
+            lambda old, trained: old.index_copy(0, whose, trained),
+            state[f"mediator_{group}"],
+            collected[group],
+        )
         for group in ("params", "buffers")
     }
     return {

@@ -1,5 +1,5 @@
-"""FedAvg: McMahan, Moore, Ramage, Hampson, Aguera y Arcas, "Communication-efficient learning of deep networks from decentralized
-data", AISTATS 2017, arXiv:1602.05629.
+"""FedAvg: McMahan, Moore, Ramage, Hampson, Aguera y Arcas, "Communication-efficient learning of
+deep networks from decentralized data", AISTATS 2017, arXiv:1602.05629.
 
     w_{t+1} = sum_k n_k / (sum_i n_i) w_k,   w_k = local training from w_t
 """

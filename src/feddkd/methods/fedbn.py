@@ -1,11 +1,12 @@
-"""FedBN: Li, Jiang, Zhang, Kamp, Dou, "FedBN: federated learning on non-IID features via local batch normalization", ICLR 2021,
-arXiv:2102.07623.
+"""FedBN: Li, Jiang, Zhang, Kamp, Dou, "FedBN: federated learning on non-IID features via local
+batch normalization", ICLR 2021, arXiv:2102.07623.
 
     FedAvg on all tensors but those of batch-norm layers, which never leave their client
 
-`private="statistics"` keeps only the running statistics at home and averages the affine parameters: FedGen's way with its EMNIST
-network. `local_bn` is the same as a piece to put after any other method: fedavg() | local_bn() is fedbn(), and
-fedprox() | local_bn() is FedProx with batch norm at home.
+`private="statistics"` keeps only the running statistics at home and averages the affine parameters:
+FedGen's way with its EMNIST network. `local_bn` is the same as a piece to put after any other
+method: fedavg() | local_bn() is fedbn(), and fedprox() | local_bn() is FedProx with batch norm at
+home.
 """
 
 from typing import Literal
@@ -17,7 +18,9 @@ from feddkd.methods.registry import METHODS
 
 
 @METHODS.register
-def fedbn(local: Local, gathering: Gathering, *, private: Literal["norm", "statistics"] = "norm") -> Method:
+def fedbn(
+    local: Local, gathering: Gathering, *, private: Literal["norm", "statistics"] = "norm"
+) -> Method:
     """FedAvg with batch-norm layers kept at each client: average w' only, w = (w', w_k^BN)."""
     return local_training(local, Variant(private=private), gathering)
 

@@ -1,18 +1,22 @@
-"""FedDistill, also FD: Jeong, Oh, Kim, Park, Bennis, Kim, "Communication-efficient on-device machine learning: federated
-distillation and augmentation under non-IID private data", NeurIPS 2018 workshop, arXiv:1811.11479; Seo et al., arXiv:2011.02367.
+"""FedDistill, also FD: Jeong, Oh, Kim, Park, Bennis, Kim, "Communication-efficient on-device
+machine learning: federated distillation and augmentation under non-IID private data", NeurIPS 2018
+workshop, arXiv:1811.11479; Seo et al., arXiv:2011.02367.
 
     local loss = CE + coefficient KL(softmax(zbar[y]) || f(w; x)),   zbar[c] = 1/M sum_k z_k[c]
     z_k[c] = client k's mean logits on its examples of label c
 
-FedDistill exchanges those mean logits alone, and every client keeps a model of its own; FedDistill+ (FedDistill-FL in the code of
-FedGen, arXiv:2105.10056, which the FedDKD paper compares with) averages the models as well.
+FedDistill exchanges those mean logits alone, and every client keeps a model of its own; FedDistill+
+(FedDistill-FL in the code of FedGen, arXiv:2105.10056, which the FedDKD paper compares with)
+averages the models as well.
 
-The trackers are FedGen's: sums and counts over the training-mode logits of every mini-batch, never reset. Its counts begin at
-one, so that rare labels shrink towards zero and a label that a client never saw counts as a row of zeros in the mean;
-`counts_from="zero"` takes true means and leaves out of each label's mean those who never saw it. FedGen's mean is over all
-clients of the last round; `leave_one_out=True` is the original's, (M zbar - z_k) / (M - 1): a client takes its own share out of
-the mean if it was part of it. No term where there is nobody to learn from, as in the first round. (FedGen's tracker keeps the
-graph of past logits alive; ours does not, the values are the same.)
+The trackers are FedGen's: sums and counts over the training-mode logits of every mini-batch, never
+reset. Its counts begin at one, so that rare labels shrink towards zero and a label that a client
+never saw counts as a row of zeros in the mean; `counts_from="zero"` takes true means and leaves out
+of each label's mean those who never saw it. FedGen's mean is over all clients of the last round;
+`leave_one_out=True` is the original's, (M zbar - z_k) / (M - 1): a client takes its own share out
+of the mean if it was part of it. No term where there is nobody to learn from, as in the first
+round. (FedGen's tracker keeps the graph of past logits alive; ours does not, the values are the
+same.)
 
 Beside the logits of a label goes one number: whether the client has any, and how many had.
 """
@@ -33,9 +37,16 @@ from feddkd.tensors import Groups, Tensors
 
 @METHODS.register
 def feddistill(
-    local: Local, *, coefficient: NonNegative = 1.0, leave_one_out: bool = False, counts_from: Literal["one", "zero"] = "one"
+    local: Local,
+    *,
+    coefficient: NonNegative = 1.0,
+    leave_one_out: bool = False,
+    counts_from: Literal["one", "zero"] = "one",
 ) -> Method:
-    """Models stay private, each label's mean logits are shared: loss = CE + coefficient KL(softmax(zbar[y]) || f(w; x))."""
+    """Models stay private, each label's mean logits are shared:
+
+    loss = CE + coefficient KL(softmax(zbar[y]) || f(w; x)).
+    """
     return local_training(local, _variant(coefficient, leave_one_out, counts_from, "model"))
 
 
@@ -48,11 +59,16 @@ def feddistill_plus(
     counts_from: Literal["one", "zero"] = "one",
     private: Literal["none", "norm", "statistics"] = "none",
 ) -> Method:
-    """FedAvg with each label's mean logits shared, too: loss = CE + coefficient KL(softmax(zbar[y]) || f(w; x))."""
+    """FedAvg with each label's mean logits shared, too:
+
+    loss = CE + coefficient KL(softmax(zbar[y]) || f(w; x)).
+    """
     return local_training(local, _variant(coefficient, leave_one_out, counts_from, private))
 
 
-def _variant(coefficient: float, leave_one_out: bool, counts_from: str, private: Private) -> Variant:
+def _variant(
+    coefficient: float, leave_one_out: bool, counts_from: str, private: Private
+) -> Variant:
     return Variant(
         terms=(partial(_agree, coefficient),),
         begin=partial(_begin, leave_one_out),
@@ -75,8 +91,17 @@ def _open(model: Model, state: Groups, world: World) -> Groups:
 
 
 def _bring(dated: bool, count: float, model: Model, state: Groups, world: World) -> Groups:
-    sums, counts = world.like.new_zeros(world.classes, world.outputs), world.like.new_full((world.classes,), count)
-    return {"tracker": {"sums": sums, "counts": counts, **({"round": world.like.new_zeros(())} if dated else {})}}
+    sums, counts = (
+        world.like.new_zeros(world.classes, world.outputs),
+        world.like.new_full((world.classes,), count),
+    )
+    return {
+        "tracker": {
+            "sums": sums,
+            "counts": counts,
+            **({"round": world.like.new_zeros(())} if dated else {}),
+        }
+    }
 
 
 # --- the client's half
@@ -84,7 +109,9 @@ def _bring(dated: bool, count: float, model: Model, state: Groups, world: World)
 
 def _begin(leave_one_out: bool, model: Model, sent: Groups, memo: Groups) -> Groups:
     mean, members, tracker = sent["logits"]["mean"], sent["logits"]["members"], memo["tracker"]
-    if leave_one_out:  # the tracker has not moved since the client last answered: what it says is what the client then sent
+    # the tracker has not moved since the client last answered: what it says is what the client then
+    # sent
+    if leave_one_out:
         asked_last = tracker["round"] == sent["rates"]["round"] - 1
         own = _seen(tracker) * asked_last
         total = members.unsqueeze(-1) * mean - own.unsqueeze(-1) * _means(tracker)
@@ -94,16 +121,33 @@ def _begin(leave_one_out: bool, model: Model, sent: Groups, memo: Groups) -> Gro
     return {"tracker": tracker, "target": {"logits": mean, "known": (members > 0).to(mean.dtype)}}
 
 
-def _agree(coefficient: float, model: Model, w: Tensors, sent: Groups, carry: Groups, output: Output, batch: Batch) -> Tensor:
+def _agree(
+    coefficient: float,
+    model: Model,
+    w: Tensors,
+    sent: Groups,
+    carry: Groups,
+    output: Output,
+    batch: Batch,
+) -> Tensor:
     taught, known = carry["target"]["logits"][batch.y], carry["target"]["known"][batch.y]
-    return coefficient * distillation(taught, output.logits, batch._replace(share=batch.share * known))
+    return coefficient * distillation(
+        taught, output.logits, batch._replace(share=batch.share * known)
+    )
 
 
 def _track(model: Model, sent: Groups, carry: Groups, output: Output, batch: Batch) -> Groups:
     tracker = carry["tracker"]
     marks = batch.marks(len(tracker["counts"]))
-    sums = (marks.unsqueeze(-1) * output.logits.unsqueeze(1)).sum(0)  # not a matrix product: tf32 would round the logits
-    return {"tracker": {**tracker, "sums": tracker["sums"] + sums, "counts": tracker["counts"] + marks.sum(0)}}
+    # not a matrix product: tf32 would round the logits
+    sums = (marks.unsqueeze(-1) * output.logits.unsqueeze(1)).sum(0)
+    return {
+        "tracker": {
+            **tracker,
+            "sums": tracker["sums"] + sums,
+            "counts": tracker["counts"] + marks.sum(0),
+        }
+    }
 
 
 def _part(model: Model, sent: Groups, carry: Groups, memo: Groups) -> tuple[Groups, Groups]:
@@ -127,4 +171,7 @@ def _server(model: Model, state: Groups, collected: Groups, rates: Tensors) -> G
     rows, seen = collected["logits"]["mean"], collected["logits"]["seen"]
     members = seen.sum(0)
     mean = (seen.unsqueeze(-1) * rows).sum(0) / members.clamp(min=1).unsqueeze(-1)
-    return {**take_average(model, state, collected, rates), "logits": {"mean": mean, "members": members}}
+    return {
+        **take_average(model, state, collected, rates),
+        "logits": {"mean": mean, "members": members},
+    }

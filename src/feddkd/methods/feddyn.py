@@ -1,13 +1,14 @@
-"""FedDyn: Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama, "Federated learning based on dynamic regularization", ICLR
-2021, arXiv:2111.04263.
+"""FedDyn: Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama, "Federated learning based on
+dynamic regularization", ICLR 2021, arXiv:2111.04263.
 
     w_k = local training on CE - <h_k, w> + alpha/2 |w - w_t|^2,   h_k <- h_k - alpha (w_k - w_t)
     h <- h - alpha/N sum_k (w_k - w_t),   w_{t+1} = mean_k w_k - h/alpha
 
-The mean is over active clients, all alike, as in the paper; buffers are averaged by examples, as in FedAvg. The published code
-divides alpha by a client's relative number of examples and clips gradients at norm 10; here alpha is one number, as in the
-paper. Mind that h/alpha does not vanish with alpha: it is minus the sum of all rounds' mean moves, each times the share of active
-clients, so a small alpha still moves further than the average.
+The mean is over active clients, all alike, as in the paper; buffers are averaged by examples, as in
+FedAvg. The published code divides alpha by a client's relative number of examples and clips
+gradients at norm 10; here alpha is one number, as in the paper. Mind that h/alpha does not vanish
+with alpha: it is minus the sum of all rounds' mean moves, each times the share of active clients,
+so a small alpha still moves further than the average.
 """
 
 from functools import partial
@@ -24,7 +25,10 @@ from feddkd.tensors import Groups, Tensors, add, combine, zeros
 
 @METHODS.register
 def feddyn(local: Local, gathering: Gathering, *, alpha: Positive = 0.01) -> Method:
-    """Clients' losses bent to one common optimum: loss = CE - <h_k, w> + alpha/2 |w - w_t|^2, w = mean_k w_k - h/alpha."""
+    """Clients' losses bent to one common optimum:
+
+    loss = CE - <h_k, w> + alpha/2 |w - w_t|^2, w = mean_k w_k - h/alpha.
+    """
     variant = Variant(
         terms=(linear("slope"), proximal(alpha, "sum")),
         begin=lambda model, sent, memo: {"slope": memo["slope"]},
@@ -42,13 +46,22 @@ def _nothing_yet(model: Model, state: Groups, world: World) -> Groups:
     return {"slope": zeros(state["params"])}
 
 
-def _renew(alpha: float, model: Model, sent: Groups, carry: Groups, memo: Groups) -> tuple[Groups, Groups]:
-    h = combine(lambda h_k, w_k, w_t: h_k - alpha * (w_k - w_t), memo["slope"], carry["params"], sent["params"])
+def _renew(
+    alpha: float, model: Model, sent: Groups, carry: Groups, memo: Groups
+) -> tuple[Groups, Groups]:
+    h = combine(
+        lambda h_k, w_k, w_t: h_k - alpha * (w_k - w_t),
+        memo["slope"],
+        carry["params"],
+        sent["params"],
+    )
     return {}, {"slope": h}
 
 
 def _server(alpha: float, model: Model, state: Groups, collected: Groups, rates: Tensors) -> Groups:
     pull = alpha * rates["share"]
-    h = combine(lambda h, w, w_t: h - pull * (w - w_t), state["slope"], collected["params"], state["params"])
+    h = combine(
+        lambda h, w, w_t: h - pull * (w - w_t), state["slope"], collected["params"], state["params"]
+    )
     after = take_average(model, state, collected, rates)
     return {**after, "params": add(collected["params"], h, -1 / alpha), "slope": h}

@@ -1,14 +1,16 @@
-"""FedED: Sui, Chen, Zhao, Jia, Xie, Sun, "FedED: federated learning via ensemble distillation for medical relation extraction",
-EMNLP 2020, doi:10.18653/v1/2020.emnlp-main.165.
+"""FedED: Sui, Chen, Zhao, Jia, Xie, Sun, "FedED: federated learning via ensemble distillation for
+medical relation extraction", EMNLP 2020, doi:10.18653/v1/2020.emnlp-main.165.
 
     clients: w_k = local training from w_t; upload z_k = f(w_k; X), X the public examples
     server:  w_{t+1} = S steps from w_t on KL(softmax(1/m sum_k z_k(x) / T) || softmax(f(w; x) / T)) + hard CE(f(w; x), y)
 
-Only predictions go up, whatever the size of the model; the server's own model goes down. From the paper's abstract and a public
-re-implementation (the baseline in the code of FedID), which has T = 1, no labels (`hard=0`) and weights clients by examples; the
-paper's own weight of the public labels and its optimiser we could not look up, so here are FedDF's and a switch. Clients weigh
-the same here: 1/m. Local training and prediction are counted as two communications of a round, the second of which sends nothing
-down. The server goes through the public examples in stored order and without augmentation, as the predictions were made.
+Only predictions go up, whatever the size of the model; the server's own model goes down. From the
+paper's abstract and a public re-implementation (the baseline in the code of FedID), which has T =
+1, no labels (`hard=0`) and weights clients by examples; the paper's own weight of the public labels
+and its optimiser we could not look up, so here are FedDF's and a switch. Clients weigh the same
+here: 1/m. Local training and prediction are counted as two communications of a round, the second of
+which sends nothing down. The server goes through the public examples in stored order and without
+augmentation, as the predictions were made.
 """
 
 import math
@@ -19,7 +21,7 @@ from torch import Tensor
 
 from feddkd.data.batches import Reads
 from feddkd.method import Batch, Collect, Finish, Fold, Method, Phase, World
-from feddkd.methods.feddf import Lesson, Teach, taught_at_server
+from feddkd.methods.feddf import ServerTraining, Teach, taught_at_server
 from feddkd.methods.local import Local, local_training
 from feddkd.methods.registry import METHODS
 from feddkd.models.functional import Model
@@ -30,14 +32,25 @@ AT_ONCE = 1000  # public examples that a client predicts in one step
 
 
 @METHODS.register
-def feded(local: Local, lesson: Lesson, *, hard: NonNegative = 0.0) -> Method:
-    """Clients upload only z_k = f(w_k; public x); the server's model learns their mean: KL(softmax mean z_k || softmax f(w))."""
+def feded(local: Local, lesson: ServerTraining, *, hard: NonNegative = 0.0) -> Method:
+    """Clients upload only z_k = f(w_k; public x); the server's model learns their mean:
+
+    KL(softmax mean z_k || softmax f(w)).
+    """
     (train,) = local_training(local).phases
     assert isinstance(train.client, Fold)
     silent = replace(train.client, finish=_without_upload(train.client.finish))
-    at_home = replace(train, client=silent, collect={}, server=lambda model, state, collected, rates: state)
+    at_home = replace(
+        train, client=silent, collect={}, server=lambda model, state, collected, rates: state
+    )
     learn = taught_at_server(
-        "learn", lesson, _look_up(lesson.server_batch_size), teachers=("predictions",), hard=hard, random=False, refines=False
+        "learn",
+        lesson,
+        _look_up(lesson.server_batch_size),
+        teachers=("predictions",),
+        hard=hard,
+        random=False,
+        refines=False,
     )
     return Method((at_home, _predict(), learn))
 
@@ -49,8 +62,15 @@ def _without_upload(finish: Finish) -> Finish:
 def _predict() -> Phase:
     return Phase(
         name="predict",
-        client=Fold(_start, _step, lambda model, sent, carry, memo: ({"predictions": carry["predictions"]}, memo)),
-        server=lambda model, state, collected, rates: {**state, "predictions": collected["predictions"]},
+        client=Fold(
+            _start,
+            _step,
+            lambda model, sent, carry, memo: ({"predictions": carry["predictions"]}, memo),
+        ),
+        server=lambda model, state, collected, rates: {
+            **state,
+            "predictions": collected["predictions"],
+        },
         reads=Reads(AT_ONCE, source="public", random=False),
         collect={"predictions": Collect.MEAN_BY_CLIENTS},
         sends=(),
@@ -73,8 +93,15 @@ def _start(model: Model, sent: Groups, memo: Groups) -> Groups:
 
 def _step(model: Model, sent: Groups, carry: Groups, batch: Batch) -> Groups:
     w_k, table, now = carry["model"], carry["predictions"]["logits"], carry["lesson"]["step"]
-    logits = model(only(w_k, model.param_names), only(w_k, model.buffer_names), batch.x, mode="eval", key=batch.key).logits
-    place = torch.arange(len(table), device=table.device) - now * AT_ONCE  # of each row in this batch, if it is in it
+    logits = model(
+        only(w_k, model.param_names),
+        only(w_k, model.buffer_names),
+        batch.x,
+        mode="eval",
+        key=batch.key,
+    ).logits
+    # of each row in this batch, if it is in it
+    place = torch.arange(len(table), device=table.device) - now * AT_ONCE
     here = (place >= 0) & (place < len(logits))
     filled = torch.where(here[:, None], logits[place.clamp(0, len(logits) - 1)], table)
     return {**carry, "predictions": {"logits": filled}, "lesson": {"step": now + 1}}

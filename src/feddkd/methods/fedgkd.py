@@ -1,13 +1,15 @@
-"""FedGKD: Yao, Pan, Dai, Wan, Ding, Jin, Xu, Sun, "Local-global knowledge distillation in heterogeneous federated learning with
-non-IID data", arXiv:2107.00051; IEEE Transactions on Computers 2024 as "FedGKD".
+"""FedGKD: Yao, Pan, Dai, Wan, Ding, Jin, Xu, Sun, "Local-global knowledge distillation in
+heterogeneous federated learning with non-IID data", arXiv:2107.00051; IEEE Transactions on
+Computers 2024 as "FedGKD".
 
     local loss = CE + c T^2 KL( softmax(z_M / T) || softmax(z / T) ),   z_M = logits of the mean of the last M global models
 
-Those are the models that rounds began with, the present one included, parameters and buffers (so what a later phase such as DKD
-makes of the average is part of them); the teacher is in evaluation mode. In the first round there is no distillation, as in the
-published code, whose c is the paper's gamma/2. Clients are averaged by examples; that code weighs them alike. The teacher travels
-besides the global model, except for M = 1, where it is the global model. FedGKD-VOTE is not here: in the published code it has
-no gradient.
+Those are the models that rounds began with, the present one included, parameters and buffers (so
+what a later phase such as DKD makes of the average is part of them); the teacher is in evaluation
+mode. In the first round there is no distillation, as in the published code, whose c is the paper's
+gamma/2. Clients are averaged by examples; that code weighs them alike. The teacher travels besides
+the global model, except for M = 1, where it is the global model. FedGKD-VOTE is not here: in the
+published code it has no gradient.
 """
 
 from dataclasses import replace
@@ -28,8 +30,18 @@ from feddkd.tensors import Groups, Tensors, combine, only, weighted_mean
 
 
 @METHODS.register
-def fedgkd(local: Local, gathering: Gathering, *, c: NonNegative = 0.1, buffer: Count = 5, temperature: Positive = 1.0) -> Method:
-    """Clients taught by the mean of the last M global models: loss = CE + c T^2 KL(softmax(z_M/T) || softmax(z/T))."""
+def fedgkd(
+    local: Local,
+    gathering: Gathering,
+    *,
+    c: NonNegative = 0.1,
+    buffer: Count = 5,
+    temperature: Positive = 1.0,
+) -> Method:
+    """Clients taught by the mean of the last M global models:
+
+    loss = CE + c T^2 KL(softmax(z_M/T) || softmax(z/T)).
+    """
     several = buffer > 1
     variant = Variant(
         terms=(partial(_term, temperature),),
@@ -38,24 +50,43 @@ def fedgkd(local: Local, gathering: Gathering, *, c: NonNegative = 0.1, buffer: 
         rates={"c": Rate(c, after=1)},
     )
     train = local_training(local, variant, gathering)
-    remember = Phase(name="remember", client=None, server=partial(_remember, buffer), opens=_nothing_yet)
+    remember = Phase(
+        name="remember", client=None, server=partial(_remember, buffer), opens=_nothing_yet
+    )
     return replace(train, phases=(remember, *train.phases)) if several else train
 
 
-def _term(temperature: float, model: Model, w: Tensors, sent: Groups, carry: Groups, output: Output, batch: Batch) -> Tensor:
+def _term(
+    temperature: float,
+    model: Model,
+    w: Tensors,
+    sent: Groups,
+    carry: Groups,
+    output: Output,
+    batch: Batch,
+) -> Tensor:
     if "teacher" in sent:
         teacher = sent["teacher"]
-        sent = {**sent, "params": only(teacher, model.param_names), "buffers": only(teacher, model.buffer_names)}
+        sent = {
+            **sent,
+            "params": only(teacher, model.param_names),
+            "buffers": only(teacher, model.buffer_names),
+        }
     taught = model(*own_model(model, sent, carry), batch.x, mode="eval", key=batch.key).logits
     return sent["rates"]["c"] * distillation(taught, output.logits, batch, temperature)
 
 
 def _nothing_yet(model: Model, state: Groups, world: World) -> Groups:
     whole = {**state["params"], **state["buffers"]}
-    return {"past": combine(lambda tensor: tensor.new_empty((0, *tensor.shape)), whole), "teacher": whole}
+    return {
+        "past": combine(lambda tensor: tensor.new_empty((0, *tensor.shape)), whole),
+        "teacher": whole,
+    }
 
 
-def _remember(buffer: int, model: Model, state: Groups, collected: Groups, rates: Tensors) -> Groups:
+def _remember(
+    buffer: int, model: Model, state: Groups, collected: Groups, rates: Tensors
+) -> Groups:
     """The newest first; their mean is what clients are sent."""
     now = {**state["params"], **state["buffers"]}
     past = combine(lambda new, old: torch.cat([new[None], old[: buffer - 1]]), now, state["past"])

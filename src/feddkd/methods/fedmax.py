@@ -1,10 +1,11 @@
-"""FedMAX: Chen, Bhardwaj, Marculescu, "FedMAX: mitigating activation divergence for accurate and communication-efficient
-federated learning", ECML PKDD 2020, arXiv:2004.03657.
+"""FedMAX: Chen, Bhardwaj, Marculescu, "FedMAX: mitigating activation divergence for accurate and
+communication-efficient federated learning", ECML PKDD 2020, arXiv:2004.03657.
 
     local loss = CE + beta KL(U || softmax(a)),   a = the input of the last layer, U uniform
 
-The published code averages the divergence over the D activations too (`reduction="mean"`, so beta counts 1/D) and takes it from
-U to the activations; FedDKD's paper writes KL(a || U) without 1/D: `reduction="batchmean", reverse=True`.
+The published code averages the divergence over the D activations too (`reduction="mean"`, so beta
+counts 1/D) and takes it from U to the activations; FedDKD's paper writes KL(a || U) without 1/D:
+`reduction="batchmean", reverse=True`.
 """
 
 from typing import Literal
@@ -27,4 +28,6 @@ def fedmax(
     reverse: bool = False,
 ) -> Method:
     """FedAvg with activations drawn to maximum entropy: loss = CE + beta KL(U || softmax(a))."""
-    return local_training(local, Variant(terms=(activation_entropy(beta, reduction, reverse),)), gathering)
+    return local_training(
+        local, Variant(terms=(activation_entropy(beta, reduction, reverse),)), gathering
+    )

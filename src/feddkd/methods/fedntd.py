@@ -1,10 +1,12 @@
-"""FedNTD: Lee, Jeong, Shin, Bae, Yun, "Preservation of the global knowledge by not-true distillation in federated learning",
-NeurIPS 2022, arXiv:2106.03097.
+"""FedNTD: Lee, Jeong, Shin, Bae, Yun, "Preservation of the global knowledge by not-true
+distillation in federated learning", NeurIPS 2022, arXiv:2106.03097.
 
-    local loss = CE + beta T^2 KL( softmax(z_t / T) || softmax(z / T) ), both over the classes that are not the label
+    local loss = CE + beta T^2 KL( softmax(z_t / T) || softmax(z / T) ), both over the classes that
+    are not the label
 
-z_t are the logits of the model that was sent, in evaluation mode (the published code leaves the mode of its copy as it finds
-it). T is 1 as in the published experiments; the code's class has 3 where nothing is said.
+z_t are the logits of the model that was sent, in evaluation mode (the published code leaves the
+mode of its copy as it finds it). T is 1 as in the published experiments; the code's class has 3
+where nothing is said.
 """
 
 from functools import partial
@@ -22,13 +24,27 @@ from feddkd.tensors import Groups, Tensors
 
 
 @METHODS.register
-def fedntd(local: Local, gathering: Gathering, *, beta: NonNegative = 1.0, temperature: Positive = 1.0) -> Method:
-    """FedAvg that keeps what was known of other classes: loss = CE + beta T^2 KL(z_t/T || z/T), the label's logit left out."""
-    return local_training(local, Variant(terms=(partial(_term, beta, temperature),), begin=hold_private), gathering)
+def fedntd(
+    local: Local, gathering: Gathering, *, beta: NonNegative = 1.0, temperature: Positive = 1.0
+) -> Method:
+    """FedAvg that keeps what was known of other classes:
+
+    loss = CE + beta T^2 KL(z_t/T || z/T), the label's logit left out.
+    """
+    return local_training(
+        local, Variant(terms=(partial(_term, beta, temperature),), begin=hold_private), gathering
+    )
 
 
 def _term(
-    beta: float, temperature: float, model: Model, w: Tensors, sent: Groups, carry: Groups, output: Output, batch: Batch
+    beta: float,
+    temperature: float,
+    model: Model,
+    w: Tensors,
+    sent: Groups,
+    carry: Groups,
+    output: Output,
+    batch: Batch,
 ) -> Tensor:
     teacher = model(*own_model(model, sent, carry), batch.x, mode="eval", key=batch.key).logits
     return beta * not_true_distillation(teacher, output.logits, batch, temperature)

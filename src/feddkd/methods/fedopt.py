@@ -1,10 +1,12 @@
-"""FedAvgM, FedAdam, FedYogi, FedAdagrad, the usual names of FedAvg with an optimiser at the server: Reddi et al., "Adaptive
-federated optimization", ICLR 2021, arXiv:2003.00295; FedAvgM: Hsu, Qi, Brown, arXiv:1909.06335.
+"""FedAvgM, FedAdam, FedYogi, FedAdagrad, the usual names of FedAvg with an optimiser at the server:
+Reddi et al., "Adaptive federated optimization", ICLR 2021, arXiv:2003.00295; FedAvgM: Hsu, Qi,
+Brown, arXiv:1909.06335.
 
     fedavg(...) | server_momentum(...), and so on: the formulas are in server_optimisers.py
 
-The server's options carry the prefix `server_` where a client's optimiser has options of that name. The paper weighs clients
-equally in Algorithm 2 and by examples in its experiments; by examples here, as in FedAvg.
+The server's options carry the prefix `server_` where a client's optimiser has options of that name.
+The paper weighs clients equally in Algorithm 2 and by examples in its experiments; by examples
+here, as in FedAvg.
 """
 
 from feddkd.method import Method
@@ -47,9 +49,14 @@ def fedadam(
 ) -> Method:
     """FedAvg with Adam at the server: g = w_t - wbar, w <- w_t - lr m/(sqrt(v) + tau)."""
     return fedavg(**vars(local), **vars(gathering)) | server_optimisers.server_adam(
-        lr=server_lr, lr_decay=server_lr_decay, beta1=server_beta1, beta2=server_beta2, tau=tau, initial=initial,
+        lr=server_lr,
+        lr_decay=server_lr_decay,
+        beta1=server_beta1,
+        beta2=server_beta2,
+        tau=tau,
+        initial=initial,
         bias_correction=bias_correction,
-    )  # fmt: skip
+    )
 
 
 @METHODS.register
@@ -66,7 +73,12 @@ def fedyogi(
 ) -> Method:
     """FedAvg with Yogi at the server: as fedadam, with v <- v - (1-b2) g^2 sign(v - g^2)."""
     return fedavg(**vars(local), **vars(gathering)) | server_optimisers.server_yogi(
-        lr=server_lr, lr_decay=server_lr_decay, beta1=server_beta1, beta2=server_beta2, tau=tau, initial=initial
+        lr=server_lr,
+        lr_decay=server_lr_decay,
+        beta1=server_beta1,
+        beta2=server_beta2,
+        tau=tau,
+        initial=initial,
     )
 
 

@@ -1,10 +1,11 @@
-"""FedProx: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated optimization in heterogeneous networks", MLSys 2020,
-arXiv:1812.06127.
+"""FedProx: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated optimization in heterogeneous
+networks", MLSys 2020, arXiv:1812.06127.
 
     local loss = CE + mu/2 |w - w_t|^2
 
-`form="mean"` is the form of the FedMAX code, a mean square for each tensor: with it mu=10 is the mild pull that the FedDKD
-paper's FEMNIST table shows; in the true form mu=10 with learning rate 0.1 would pin the weights to w_t.
+`form="mean"` is the form of the FedMAX code, a mean square for each tensor: with it mu=10 is the
+mild pull that the FedDKD paper's FEMNIST table shows; in the true form mu=10 with learning rate 0.1
+would pin the weights to w_t.
 """
 
 from typing import Literal
@@ -18,6 +19,12 @@ from feddkd.spec.types import NonNegative
 
 
 @METHODS.register
-def fedprox(local: Local, gathering: Gathering, *, mu: NonNegative = 0.01, form: Literal["sum", "mean"] = "sum") -> Method:
+def fedprox(
+    local: Local,
+    gathering: Gathering,
+    *,
+    mu: NonNegative = 0.01,
+    form: Literal["sum", "mean"] = "sum",
+) -> Method:
     """FedAvg with a pull towards the weights sent: loss = CE + mu/2 |w - w_t|^2."""
     return local_training(local, Variant(terms=(proximal(mu, form),)), gathering)

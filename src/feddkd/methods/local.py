@@ -1,7 +1,8 @@
-"""Local training, the exchange that most methods share (Algorithm 1, Client-LocalTrain): a method adds its terms to the loss.
+"""Local training, the exchange that most methods share (Algorithm 1, Client-LocalTrain): a method
+adds its terms to the loss.
 
-w <- optimiser(w, grad[ CE(f(w; x), y) + terms ]) over the client's mini-batches, from the weights that were sent;
-the server takes the average of the w_k by examples.
+w <- optimiser(w, grad[ CE(f(w; x), y) + terms ]) over the client's mini-batches, from the weights
+that were sent; the server takes the average of the w_k by examples.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +14,18 @@ from torch.func import grad
 
 from feddkd.data.batches import Reads, Source
 from feddkd.errors import InputError
-from feddkd.method import Batch, Collect, Fold, Method, Phase, Private, ServerFn, World, own_model, uploads
+from feddkd.method import (
+    Batch,
+    Collect,
+    Fold,
+    Method,
+    Phase,
+    Private,
+    ServerFn,
+    World,
+    own_model,
+    uploads,
+)
 from feddkd.methods.aggregation import PLAINLY, Gathering, gathered
 from feddkd.methods.losses import Term, cross_entropy
 from feddkd.methods.optimisers import Optimiser, adam, sgd
@@ -44,25 +56,42 @@ class Local:
 
     def build_optimiser(self) -> Optimiser:
         if self.optimiser == "sgd":
-            return sgd(momentum=self.momentum, nesterov=self.nesterov, weight_decay=self.weight_decay)
-        return adam(beta1=self.beta1, beta2=self.beta2, eps=self.eps, weight_decay=self.weight_decay, amsgrad=self.amsgrad)
+            return sgd(
+                momentum=self.momentum, nesterov=self.nesterov, weight_decay=self.weight_decay
+            )
+        return adam(
+            beta1=self.beta1,
+            beta2=self.beta2,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            amsgrad=self.amsgrad,
+        )
 
 
 Begin = Callable[[Model, Groups, Groups], Groups]  # (model, sent, memo) -> groups
 Bend = Callable[[Tensors, Groups, Groups], Tensors]  # (gradient, sent, carry) -> direction
-Watch = Callable[[Model, Groups, Groups, Output, Batch], Groups]  # (model, sent, carry, output, batch) -> groups
-Part = Callable[[Model, Groups, Groups, Groups], tuple[Groups, Groups]]  # (model, sent, carry, memo) -> (upload, memo)
+# (model, sent, carry, output, batch) -> groups
+Watch = Callable[[Model, Groups, Groups, Output, Batch], Groups]
+# (model, sent, carry, memo) -> (upload, memo)
+Part = Callable[[Model, Groups, Groups, Groups], tuple[Groups, Groups]]
 
 
 @dataclass(frozen=True)
 class Variant:
-    """Where a method departs from FedAvg's exchange; what is left out is FedAvg's. Groups come on top of params and buffers."""
+    """Where a method departs from FedAvg's exchange; what is left out is FedAvg's.
+
+    Groups come on top of params and buffers.
+    """
 
     terms: tuple[Term, ...] = ()  # added to the loss
-    begin: Begin = lambda model, sent, memo: {}  # groups that ride in the carry: constants, counters, trackers
-    bend: Bend = lambda gradient, sent, carry: gradient  # what the optimiser is given in place of the gradient
-    watch: Watch = lambda model, sent, carry, output, batch: {}  # those groups of `begin` that a step changes
-    part: Part = lambda model, sent, carry, memo: ({}, {})  # groups to upload and to keep, at the end
+    # groups that ride in the carry: constants, counters, trackers
+    begin: Begin = lambda model, sent, memo: {}
+    # what the optimiser is given in place of the gradient
+    bend: Bend = lambda gradient, sent, carry: gradient
+    # those groups of `begin` that a step changes
+    watch: Watch = lambda model, sent, carry, output, batch: {}
+    # groups to upload and to keep, at the end
+    part: Part = lambda model, sent, carry, memo: ({}, {})
     server: ServerFn | None = None  # in place of take_average
     collect: Mapping[str, Collect] = field(default_factory=dict)
     every: Mapping[str, str] = field(default_factory=dict)
@@ -78,8 +107,11 @@ class Variant:
 FEDAVG = Variant()
 
 
-def local_training(local: Local, variant: Variant = FEDAVG, gathering: Gathering = PLAINLY) -> Method:
-    """One exchange: train on labels, leave the trained model with the client (it may have to teach), average.
+def local_training(
+    local: Local, variant: Variant = FEDAVG, gathering: Gathering = PLAINLY
+) -> Method:
+    """One exchange: train on labels, leave the trained model with the client (it may have to
+    teach), average.
 
     `gathering` is for variants that upload their models and nothing else.
     """
@@ -87,8 +119,18 @@ def local_training(local: Local, variant: Variant = FEDAVG, gathering: Gathering
         name="local",
         client=_client(local.build_optimiser(), variant),
         server=variant.server or take_average,
-        reads=Reads(local.batch_size, local.epochs, local.steps, source=variant.source, drop_last=local.drop_last),
-        collect={"params": Collect.MEAN_BY_EXAMPLES, "buffers": Collect.MEAN_BY_EXAMPLES, **variant.collect},
+        reads=Reads(
+            local.batch_size,
+            local.epochs,
+            local.steps,
+            source=variant.source,
+            drop_last=local.drop_last,
+        ),
+        collect={
+            "params": Collect.MEAN_BY_EXAMPLES,
+            "buffers": Collect.MEAN_BY_EXAMPLES,
+            **variant.collect,
+        },
         every=variant.every,
         sends=("params", "buffers", *variant.sends),
         rates={"lr": Rate(local.lr, local.lr_decay), **variant.rates},
@@ -108,7 +150,12 @@ def take_average(model: Model, state: Groups, collected: Groups, rates: Tensors)
 def _client(optimiser: Optimiser, variant: Variant) -> Fold:
     def start(model: Model, sent: Groups, memo: Groups) -> Groups:
         params, buffers = own_model(model, sent, memo)
-        return {"params": params, "buffers": buffers, **optimiser.init(params), **variant.begin(model, sent, memo)}
+        return {
+            "params": params,
+            "buffers": buffers,
+            **optimiser.init(params),
+            **variant.begin(model, sent, memo),
+        }
 
     def step(model: Model, sent: Groups, carry: Groups, batch: Batch) -> Groups:
         def loss(w: Tensors) -> tuple[Tensor, Output]:
@@ -127,7 +174,11 @@ def _client(optimiser: Optimiser, variant: Variant) -> Fold:
     def finish(model: Model, sent: Groups, carry: Groups, memo: Groups) -> tuple[Groups, Groups]:
         upload, after = uploads(model, carry["params"], carry["buffers"], memo)
         more, kept = variant.part(model, sent, carry, memo)
-        return {**upload, **more}, {**after, "model": {**carry["params"], **carry["buffers"]}, **kept}
+        return {**upload, **more}, {
+            **after,
+            "model": {**carry["params"], **carry["buffers"]},
+            **kept,
+        }
 
     return Fold(start, step, finish)
 
@@ -136,17 +187,24 @@ def _client(optimiser: Optimiser, variant: Variant) -> Fold:
 
 
 def hold_private(model: Model, sent: Groups, memo: Groups) -> Groups:
-    """A `begin` for terms that look at the model as it came: own_model(model, sent, carry) is that model at every step."""
+    """A `begin` for terms that look at the model as it came:
+
+    own_model(model, sent, carry) is that model at every step.
+    """
     return {"private": memo.get("private", {})}
 
 
 def reach(local: Local, method: str) -> tuple[Begin, Watch]:
-    """carry["reach"]["a"]: how far the steps so far lead down a slope of one, in units of the learning rate.
+    """carry["reach"]["a"]: how far the steps so far lead down a slope of one, in units of the
+    learning rate.
 
-    That is K after K steps of plain SGD, (K - rho (1 - rho^K) / (1 - rho)) / (1 - rho) with momentum rho, and exact for Nesterov.
+    That is K after K steps of plain SGD, (K - rho (1 - rho^K) / (1 - rho)) / (1 - rho) with
+    momentum rho, and exact for Nesterov.
     """
     if local.optimiser != "sgd":
-        raise InputError(f"{method} weighs the steps of SGD; optimiser={local.optimiser!r} does not go with it")
+        raise InputError(
+            f"{method} weighs the steps of SGD; optimiser={local.optimiser!r} does not go with it"
+        )
 
     def begin(model: Model, sent: Groups, memo: Groups) -> Groups:
         nothing = sent["rates"]["lr"].new_zeros(())
@@ -154,6 +212,11 @@ def reach(local: Local, method: str) -> tuple[Begin, Watch]:
 
     def watch(model: Model, sent: Groups, carry: Groups, output: Output, batch: Batch) -> Groups:
         v = local.momentum * carry["reach"]["v"] + 1
-        return {"reach": {"a": carry["reach"]["a"] + (1 + local.momentum * v if local.nesterov else v), "v": v}}
+        return {
+            "reach": {
+                "a": carry["reach"]["a"] + (1 + local.momentum * v if local.nesterov else v),
+                "v": v,
+            }
+        }
 
     return begin, watch

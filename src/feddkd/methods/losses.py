@@ -1,6 +1,7 @@
 """Loss terms, each formula once.
 
-Means over a batch are weighted by the batch's shares (1/B each; 0 for padding). A `Term` is added to a client's cross-entropy.
+Means over a batch are weighted by the batch's shares (1/B each; 0 for padding). A `Term` is added
+to a client's cross-entropy.
 """
 
 import math
@@ -17,8 +18,10 @@ from feddkd.method import Batch
 from feddkd.models.functional import Model, Output
 from feddkd.tensors import Groups, Tensors
 
-Term = Callable[[Model, Tensors, Groups, Groups, Output, Batch], Tensor]  # (model, w, sent, carry, output at w, batch) -> scalar
-Divergence = Callable[[Tensor, Tensor, Batch], Tensor]  # (teacher's logits, student's logits, batch) -> scalar
+# (model, w, sent, carry, output at w, batch) -> scalar
+Term = Callable[[Model, Tensors, Groups, Groups, Output, Batch], Tensor]
+# (teacher's logits, student's logits, batch) -> scalar
+Divergence = Callable[[Tensor, Tensor, Batch], Tensor]
 
 
 def mean(per_example: Tensor, batch: Batch) -> Tensor:
@@ -30,16 +33,25 @@ def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
     return mean(torch_cross_entropy(logits, batch.y, reduction="none"), batch)
 
 
-def distillation(teacher: Tensor, student: Tensor, batch: Batch, temperature: float = 1.0) -> Tensor:
-    """T^2/B sum_i CE(softmax(teacher_i / T), student_i / T): the gradient in the student is that of KL(teacher || student)."""
+def distillation(
+    teacher: Tensor, student: Tensor, batch: Batch, temperature: float = 1.0
+) -> Tensor:
+    """T^2/B sum_i CE(softmax(teacher_i / T), student_i / T):
+
+    the gradient in the student is that of KL(teacher || student).
+    """
     taught = softmax(teacher / temperature, -1)
     return temperature**2 * mean(-(taught * log_softmax(student / temperature, -1)).sum(-1), batch)
 
 
-def reverse_distillation(teacher: Tensor, student: Tensor, batch: Batch, temperature: float = 1.0) -> Tensor:
+def reverse_distillation(
+    teacher: Tensor, student: Tensor, batch: Batch, temperature: float = 1.0
+) -> Tensor:
     """T^2/B sum_i KL(softmax(student_i / T) || softmax(teacher_i / T))"""
     log_p = log_softmax(student / temperature, -1)
-    return temperature**2 * mean((log_p.exp() * (log_p - log_softmax(teacher / temperature, -1))).sum(-1), batch)
+    return temperature**2 * mean(
+        (log_p.exp() * (log_p - log_softmax(teacher / temperature, -1))).sum(-1), batch
+    )
 
 
 def squared_distance(teacher: Tensor, student: Tensor, batch: Batch) -> Tensor:
@@ -48,23 +60,36 @@ def squared_distance(teacher: Tensor, student: Tensor, batch: Batch) -> Tensor:
 
 
 def proximal(mu: float, form: Literal["sum", "mean"]) -> Term:
-    """mu/2 |w - w_t|^2 over the tensors that were sent; "mean" takes each tensor's mean square in place of its sum."""
+    """mu/2 |w - w_t|^2 over the tensors that were sent; "mean" takes each tensor's mean square in
+    place of its sum.
+    """
 
-    def term(model: Model, w: Tensors, sent: Groups, carry: Groups, output: Output, batch: Batch) -> Tensor:
+    def term(
+        model: Model, w: Tensors, sent: Groups, carry: Groups, output: Output, batch: Batch
+    ) -> Tensor:
         squares = [(w[name] - start) ** 2 for name, start in sent["params"].items()]
-        total = sum((square.sum() if form == "sum" else square.mean() for square in squares), output.logits.new_zeros(()))
+        total = sum(
+            (square.sum() if form == "sum" else square.mean() for square in squares),
+            output.logits.new_zeros(()),
+        )
         return mu / 2 * total
 
     return term
 
 
 def activation_entropy(beta: float, reduction: Literal["mean", "batchmean"], reverse: bool) -> Term:
-    """beta * KL(U || p), p = softmax(features), averaged over the batch, and for "mean" also over the D features; reverse: KL(p
-    || U)."""
+    """beta * KL(U || p), p = softmax(features), averaged over the batch, and for "mean" also over
+    the D features; reverse: KL(p || U).
+    """
 
-    def term(model: Model, w: Tensors, sent: Groups, carry: Groups, output: Output, batch: Batch) -> Tensor:
+    def term(
+        model: Model, w: Tensors, sent: Groups, carry: Groups, output: Output, batch: Batch
+    ) -> Tensor:
         if model.head is None:
-            raise InputError("fedmax reads the input of the last linear layer, and this network has no linear layer")
+            raise InputError(
+                "fedmax reads the input of the last linear layer, and this network has no linear"
+                " layer"
+            )
         log_p = log_softmax(output.features, -1)
         size = log_p.shape[-1]
         forward = -math.log(size) - log_p.mean(-1)
@@ -77,19 +102,29 @@ def activation_entropy(beta: float, reduction: Literal["mean", "batchmean"], rev
 def linear(group: str) -> Term:
     """-<h, w>, h = carry[group]"""
 
-    def term(model: Model, w: Tensors, sent: Groups, carry: Groups, output: Output, batch: Batch) -> Tensor:
-        return -sum(((h * w[name]).sum() for name, h in carry[group].items()), output.logits.new_zeros(()))
+    def term(
+        model: Model, w: Tensors, sent: Groups, carry: Groups, output: Output, batch: Batch
+    ) -> Tensor:
+        return -sum(
+            ((h * w[name]).sum() for name, h in carry[group].items()), output.logits.new_zeros(())
+        )
 
     return term
 
 
-def contrast(features: Tensor, toward: Tensor, away: Tensor, batch: Batch, temperature: float) -> Tensor:
-    """1/B sum_i -log( e^(cos(z, toward)/T) / (e^(cos(z, toward)/T) + e^(cos(z, away)/T)) ), z = features"""
+def contrast(
+    features: Tensor, toward: Tensor, away: Tensor, batch: Batch, temperature: float
+) -> Tensor:
+    """1/B sum_i -log( e^(cos(z, toward)/T) / (e^(cos(z, toward)/T) + e^(cos(z, away)/T)) ), z =
+    features
+    """
     lead = cosine_similarity(features, toward, -1) - cosine_similarity(features, away, -1)
     return mean(softplus(-lead / temperature), batch)
 
 
-def not_true_distillation(teacher: Tensor, student: Tensor, batch: Batch, temperature: float = 1.0) -> Tensor:
+def not_true_distillation(
+    teacher: Tensor, student: Tensor, batch: Batch, temperature: float = 1.0
+) -> Tensor:
     """Distillation among the C - 1 classes that are not an example's label."""
     place = torch.arange(student.shape[-1] - 1, device=student.device)
     others = place + (place >= batch.y[:, None])
@@ -97,7 +132,10 @@ def not_true_distillation(teacher: Tensor, student: Tensor, batch: Batch, temper
 
 
 def diversity_loss(noise: Tensor, made: Tensor) -> Tensor:
-    """exp(-1/B^2 sum_ij d2(noise_i, noise_j) d1(made_i, made_j)), d2 and d1 the mean square and the mean absolute difference: low
-    where unlike noise makes unlike things"""
-    apart = (noise.unsqueeze(0) - noise.unsqueeze(1)).square().mean(-1) * (made.unsqueeze(0) - made.unsqueeze(1)).abs().mean(-1)
+    """exp(-1/B^2 sum_ij d2(noise_i, noise_j) d1(made_i, made_j)), d2 and d1 the mean square and the
+    mean absolute difference: low where unlike noise makes unlike things
+    """
+    apart = (noise.unsqueeze(0) - noise.unsqueeze(1)).square().mean(-1) * (
+        made.unsqueeze(0) - made.unsqueeze(1)
+    ).abs().mean(-1)
     return (-apart.mean()).exp()

@@ -2,10 +2,11 @@
 
     local loss = CE - mu log( e^(cos(z, z_glob)/T) / (e^(cos(z, z_glob)/T) + e^(cos(z, z_prev)/T)) )
 
-z is the input of the last layer: of the local model, of the model that was sent and of the client's previous local model, the
-latter two in evaluation mode, as in the published code. That code puts a projection head (two layers, 256 outputs) between
-encoder and classifier and takes z from there; here such a head is the network's business. A client's first previous model is the
-initial global one, so in round 1 the contrast is constant; the code has none there.
+z is the input of the last layer: of the local model, of the model that was sent and of the client's
+previous local model, the latter two in evaluation mode, as in the published code. That code puts a
+projection head (two layers, 256 outputs) between encoder and classifier and takes z from there;
+here such a head is the network's business. A client's first previous model is the initial global
+one, so in round 1 the contrast is constant; the code has none there.
 """
 
 from functools import partial
@@ -24,8 +25,13 @@ from feddkd.tensors import Groups, Tensors, only
 
 
 @METHODS.register
-def moon(local: Local, gathering: Gathering, *, mu: NonNegative = 1.0, temperature: Positive = 0.5) -> Method:
-    """Features drawn to the global model's and away from the previous local one's: loss = CE - mu log softmax(cos/T)[glob]."""
+def moon(
+    local: Local, gathering: Gathering, *, mu: NonNegative = 1.0, temperature: Positive = 0.5
+) -> Method:
+    """Features drawn to the global model's and away from the previous local one's:
+
+    loss = CE - mu log softmax(cos/T)[glob].
+    """
     variant = Variant(
         terms=(partial(_term, mu, temperature),),
         begin=_begin,
@@ -38,23 +44,41 @@ def moon(local: Local, gathering: Gathering, *, mu: NonNegative = 1.0, temperatu
 
 def _initial(model: Model, state: Groups, world: World) -> Groups:
     if model.head is None:
-        raise InputError("moon compares inputs of the last linear layer, and this network has no linear layer")
+        raise InputError(
+            "moon compares inputs of the last linear layer, and this network has no linear layer"
+        )
     return {"previous": {**state["params"], **state["buffers"]}}
 
 
 def _begin(model: Model, sent: Groups, memo: Groups) -> Groups:
     """Private tensors are still those of the previous local model."""
     previous = memo["previous"]
-    shared = {"params": only(previous, model.param_names), "buffers": only(previous, model.buffer_names)}
+    shared = {
+        "params": only(previous, model.param_names),
+        "buffers": only(previous, model.buffer_names),
+    }
     params, buffers = own_model(model, shared, memo)
-    return {**hold_private(model, sent, memo), "previous_params": params, "previous_buffers": buffers}
+    return {
+        **hold_private(model, sent, memo),
+        "previous_params": params,
+        "previous_buffers": buffers,
+    }
 
 
 def _term(
-    mu: float, temperature: float, model: Model, w: Tensors, sent: Groups, carry: Groups, output: Output, batch: Batch
+    mu: float,
+    temperature: float,
+    model: Model,
+    w: Tensors,
+    sent: Groups,
+    carry: Groups,
+    output: Output,
+    batch: Batch,
 ) -> Tensor:
     now = model(*own_model(model, sent, carry), batch.x, mode="eval", key=batch.key).features
-    before = model(carry["previous_params"], carry["previous_buffers"], batch.x, mode="eval", key=batch.key).features
+    before = model(
+        carry["previous_params"], carry["previous_buffers"], batch.x, mode="eval", key=batch.key
+    ).features
     return mu * contrast(output.features, now, before, batch, temperature)
 
 

@@ -1,5 +1,6 @@
-"""Optimisers as pairs of pure functions. The state is groups of tensors: at a client they ride in its carry, new in every round;
-at the server they last as long as the run."""
+"""Optimisers as pairs of pure functions. The state is groups of tensors: at a client they ride in
+its carry, new in every round; at the server they last as long as the run.
+"""
 
 from collections.abc import Callable
 from typing import Literal, NamedTuple
@@ -12,17 +13,21 @@ from feddkd.tensors import Groups, Tensors, add, combine, zeros
 
 class Optimiser(NamedTuple):
     init: Callable[[Tensors], Groups]  # params -> state
-    update: Callable[[Tensors, Tensors, Groups, Tensor], tuple[Tensors, Groups]]  # (params, grads, state, lr) -> (params, state)
+    # (params, grads, state, lr) -> (params, state)
+    update: Callable[[Tensors, Tensors, Groups, Tensor], tuple[Tensors, Groups]]
 
 
 def sgd(*, momentum: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0) -> Optimiser:
     """v <- momentum v + g;  w <- w - lr v  (Nesterov: w - lr (g + momentum v)), g with coupled weight decay, as
-    torch.optim.SGD."""
+    torch.optim.SGD.
+    """
 
     def init(params: Tensors) -> Groups:
         return {"velocity": zeros(params)} if momentum else {}
 
-    def update(params: Tensors, grads: Tensors, state: Groups, lr: Tensor) -> tuple[Tensors, Groups]:
+    def update(
+        params: Tensors, grads: Tensors, state: Groups, lr: Tensor
+    ) -> tuple[Tensors, Groups]:
         grads = add(grads, params, weight_decay) if weight_decay else grads
         if not momentum:
             return add(params, grads, -lr), {}
@@ -34,16 +39,27 @@ def sgd(*, momentum: float = 0.0, nesterov: bool = False, weight_decay: float = 
 
 
 def adam(
-    *, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.0, amsgrad: bool = False
+    *,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    amsgrad: bool = False,
 ) -> Optimiser:
-    """Adam with L2 in the gradient (not AdamW), as torch.optim.Adam; amsgrad divides by the largest second moment so far."""
+    """Adam with L2 in the gradient (not AdamW), as torch.optim.Adam; amsgrad divides by the largest
+    second moment so far.
+    """
 
     def init(params: Tensors) -> Groups:
-        count = {"count": torch.zeros((), dtype=torch.float64, device=next(iter(params.values())).device)}
+        count = {
+            "count": torch.zeros((), dtype=torch.float64, device=next(iter(params.values())).device)
+        }
         moments = {"first": zeros(params), "second": zeros(params), "count": count}
         return {**moments, "largest": zeros(params)} if amsgrad else moments
 
-    def update(params: Tensors, grads: Tensors, state: Groups, lr: Tensor) -> tuple[Tensors, Groups]:
+    def update(
+        params: Tensors, grads: Tensors, state: Groups, lr: Tensor
+    ) -> tuple[Tensors, Groups]:
         grads = add(grads, params, weight_decay) if weight_decay else grads
         count = state["count"]["count"] + 1
         first = combine(lambda m, g: beta1 * m + (1 - beta1) * g, state["first"], grads)
@@ -64,7 +80,12 @@ def adam(
 
 
 def adaptive(
-    rule: Literal["adagrad", "adam", "yogi"], *, beta1: float, beta2: float, tau: float, initial: float | None = None
+    rule: Literal["adagrad", "adam", "yogi"],
+    *,
+    beta1: float,
+    beta2: float,
+    tau: float,
+    initial: float | None = None,
 ) -> Optimiser:
     """The server's optimisers of "Adaptive federated optimization": m <- b1 m + (1 - b1) g;  w <- w - lr m / (sqrt(v) + tau).
 
@@ -79,9 +100,14 @@ def adaptive(
     }
 
     def init(params: Tensors) -> Groups:
-        return {"first": zeros(params), "second": combine(lambda w: torch.full_like(w, first_v), params)}
+        return {
+            "first": zeros(params),
+            "second": combine(lambda w: torch.full_like(w, first_v), params),
+        }
 
-    def update(params: Tensors, grads: Tensors, state: Groups, lr: Tensor) -> tuple[Tensors, Groups]:
+    def update(
+        params: Tensors, grads: Tensors, state: Groups, lr: Tensor
+    ) -> tuple[Tensors, Groups]:
         first = combine(lambda m, g: beta1 * m + (1 - beta1) * g, state["first"], grads)
         second = combine(rules[rule], state["second"], grads)
         moved = combine(lambda w, m, v: w - lr * m / (v.sqrt() + tau), params, first, second)
@@ -91,7 +117,9 @@ def adaptive(
 
 
 def clip_norm(grads: Tensors, most: float) -> dict[str, Tensor]:
-    """g min(1, most / |g|), |g| over all tensors together, as torch.nn.utils.clip_grad_norm_ has it."""
+    """g min(1, most / |g|), |g| over all tensors together, as torch.nn.utils.clip_grad_norm_ has
+    it.
+    """
     norm = torch.stack([gradient.square().sum() for gradient in grads.values()]).sum().sqrt()
     scale = (most / (norm + 1e-6)).clamp(max=1.0)
     return combine(lambda gradient: gradient * scale, grads)

@@ -1,12 +1,13 @@
-"""SCAFFOLD: Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: stochastic controlled averaging for federated learning",
-ICML 2020, arXiv:1910.06378.
+"""SCAFFOLD: Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: stochastic controlled
+averaging for federated learning", ICML 2020, arXiv:1910.06378.
 
     w <- w - lr (g - c_k + c),   c_k+ = c_k - c + (w_t - w_k) / (K lr),   c <- c + (m/N) mean_k (c_k+ - c_k)
 
-This is option II of the paper: c_k+ costs no further pass over the data. The clients' models are averaged by examples, as in
-FedAvg, where the paper (clients of one size) weighs them alike; the server's step is 1, as in its experiments. With local
-momentum K becomes the number of plain steps that would lead as far, as in FedNTD's code; the correction goes into the momentum
-as part of the gradient. Weight decay counts as part of the gradient, too. Private parameters are left uncorrected.
+This is option II of the paper: c_k+ costs no further pass over the data. The clients' models are
+averaged by examples, as in FedAvg, where the paper (clients of one size) weighs them alike; the
+server's step is 1, as in its experiments. With local momentum K becomes the number of plain steps
+that would lead as far, as in FedNTD's code; the correction goes into the momentum as part of the
+gradient. Weight decay counts as part of the gradient, too. Private parameters are left uncorrected.
 """
 
 from feddkd.method import Collect, Method, World
@@ -40,7 +41,10 @@ def _nothing_yet(model: Model, state: Groups, world: World) -> Groups:
 
 
 def _correct(gradient: Tensors, sent: Groups, carry: Groups) -> Tensors:
-    return {**gradient, **combine(lambda c, c_k, g: g - c_k + c, sent["control"], carry["control"], gradient)}
+    return {
+        **gradient,
+        **combine(lambda c, c_k, g: g - c_k + c, sent["control"], carry["control"], gradient),
+    }
 
 
 def _renew(model: Model, sent: Groups, carry: Groups, memo: Groups) -> tuple[Groups, Groups]:

@@ -1,8 +1,9 @@
 """Random draws inside a network's `forward`, as functions of the step's key.
 
-In the context `KeyedDraws(key)` torch's random functions (dropout in all its forms, `rand`, `normal`, `bernoulli`, ...) take
-their numbers from `uniform(key, ...)` and not from a generator. So a client draws the same numbers on every engine, also under
-vmap and in a recorded program. What is not in the table FUNCTIONS still draws from a generator; `proof.py` refuses it by name.
+In the context `KeyedDraws(key)` torch's random functions (dropout in all its forms, `rand`,
+`normal`, `bernoulli`, ...) take their numbers from `uniform(key, ...)` and not from a generator. So
+a client draws the same numbers on every engine, also under vmap and in a recorded program. What is
+not in the table FUNCTIONS still draws from a generator; `proof.py` refuses it by name.
 """
 
 import math
@@ -22,15 +23,28 @@ from torch.utils.hooks import RemovableHandle
 from feddkd.errors import InputError
 from feddkd.randomness import uniform
 
-FREE = 1 << 20  # first stream of draws outside dropout layers; a dropout layer's stream is its place among the modules
-AGAIN = 1 << 21  # between the streams of a dropout layer's first, second, ... call in one forward pass
+# first stream of draws outside dropout layers; a dropout layer's stream is its place among the
+# modules
+FREE = 1 << 20
+# between the streams of a dropout layer's first, second, ... call in one forward pass
+AGAIN = 1 << 21
 LEAST = 2.0**-25  # half the step of `uniform`: added where zero must not come up
 
-# Python functions of torch.nn.functional that draw in their bodies. The body runs in the context once more.
-COMPOSED = frozenset({
-    "dropout", "alpha_dropout", "dropout1d", "dropout2d", "dropout3d", "feature_alpha_dropout", "gumbel_softmax",
-    "multi_head_attention_forward", "rrelu",
-})  # fmt: skip
+# Python functions of torch.nn.functional that draw in their bodies. The body runs in the context
+# once more.
+COMPOSED = frozenset(
+    {
+        "dropout",
+        "alpha_dropout",
+        "dropout1d",
+        "dropout2d",
+        "dropout3d",
+        "feature_alpha_dropout",
+        "gumbel_softmax",
+        "multi_head_attention_forward",
+        "rrelu",
+    }
+)
 
 
 class KeyedDraws(TorchFunctionMode):
@@ -40,10 +54,13 @@ class KeyedDraws(TorchFunctionMode):
         super().__init__()
         self.key = key
         self.count = 0  # draws outside dropout layers so far
-        self.layer: int | None = None  # the stream of the dropout layer whose module is about to draw
+        # the stream of the dropout layer whose module is about to draw
+        self.layer: int | None = None
         self._calls: Counter[int] = Counter()
 
-    def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
         if isinstance(func, FunctionType):
             if name not in COMPOSED or func.__module__ != nn.functional.__name__:
@@ -54,9 +71,14 @@ class KeyedDraws(TorchFunctionMode):
         return func(*args, **kwargs) if keyed is None else keyed(self, func, *args, **kwargs)
 
     def uniform(self, shape: Sequence[int]) -> Tensor:
-        """Return the next numbers in [0, 1): those of the dropout layer that is about to draw, if there is one."""
+        """Return the next numbers in [0, 1):
+
+        those of the dropout layer that is about to draw, if there is one.
+        """
         if self.key is None:
-            raise InputError("this network draws random numbers (dropout, say), so a call needs a key")
+            raise InputError(
+                "this network draws random numbers (dropout, say), so a call needs a key"
+            )
         layer, self.layer = self.layer, None
         if layer is None:
             stream, self.count = FREE + self.count, self.count + 1
@@ -79,10 +101,18 @@ def drop(x: Tensor, p: float, numbers: Tensor) -> Tensor:
 
 @cache
 def _body(function: FunctionType) -> FunctionType:
-    """Return the function without its first question, whether a mode wants to see the call: the mode has seen it."""
-    blind = dict.fromkeys(("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"), lambda *_: False)
+    """Return the function without its first question, whether a mode wants to see the call:
+
+    the mode has seen it.
+    """
+    blind = dict.fromkeys(
+        ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"),
+        lambda *_: False,
+    )
     scope = {**function.__globals__, **blind}
-    body = FunctionType(function.__code__, scope, function.__name__, function.__defaults__, function.__closure__)
+    body = FunctionType(
+        function.__code__, scope, function.__name__, function.__defaults__, function.__closure__
+    )
     body.__kwdefaults__ = function.__kwdefaults__
     return body
 
@@ -91,11 +121,17 @@ def _body(function: FunctionType) -> FunctionType:
 
 
 def _dropout(draws: KeyedDraws, func: Any, input: Tensor, p: float, train: bool) -> Tensor:
-    return _replaced(func, input, drop(input, p, draws.uniform(input.shape))) if train and p else input
+    return (
+        _replaced(func, input, drop(input, p, draws.uniform(input.shape))) if train and p else input
+    )
 
 
 def _feature_dropout(draws: KeyedDraws, func: Any, input: Tensor, p: float, train: bool) -> Tensor:
-    return _replaced(func, input, drop(input, p, draws.uniform(channels(input)))) if train and p else input
+    return (
+        _replaced(func, input, drop(input, p, draws.uniform(channels(input))))
+        if train and p
+        else input
+    )
 
 
 def _replaced(func: Any, input: Tensor, result: Tensor) -> Tensor:
@@ -109,35 +145,66 @@ def channels(x: Tensor) -> tuple[int, ...]:
 
 
 def _alpha_dropout(
-    draws: KeyedDraws, func: Any, input: Tensor, p: float, train: bool, *, shape: Callable[[Tensor], Sequence[int]]
+    draws: KeyedDraws,
+    func: Any,
+    input: Tensor,
+    p: float,
+    train: bool,
+    *,
+    shape: Callable[[Tensor], Sequence[int]],
 ) -> Tensor:
-    """a (x kept + alpha' (1 - kept)) + b, which keeps mean and variance (Klambauer et al., 2017, arXiv:1706.02515)."""
+    """a (x kept + alpha' (1 - kept)) + b, which keeps mean and variance (Klambauer et al., 2017,
+    arXiv:1706.02515).
+    """
     if not train or p == 0:
         return input
     alpha = 1.7580993408473766
     scale = 0.0 if p == 1 else 1 / math.sqrt((alpha**2 * p + 1) * (1 - p))
     kept = (draws.uniform(shape(input)) >= p).to(input.dtype)
-    return _replaced(func, input, input * (scale * kept) + (kept - 1) * (alpha * scale) + alpha * scale * p)
+    return _replaced(
+        func, input, input * (scale * kept) + (kept - 1) * (alpha * scale) + alpha * scale * p
+    )
 
 
 def _attention(
-    draws: KeyedDraws, func: Any, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
-) -> Tensor:  # fmt: skip
+    draws: KeyedDraws,
+    func: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
     """softmax(q k^T scale + mask), dropped out, times v."""
-    if dropout_p == 0 and not (query.device.type == "cpu" and _is_laned(query)):  # torch's kernel for CPUs has no vmap rule
-        result: Tensor = func(query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+    # torch's kernel for CPUs has no vmap rule
+    if dropout_p == 0 and not (query.device.type == "cpu" and _is_laned(query)):
+        result: Tensor = func(
+            query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
         return result
     if enable_gqa:
-        key, value = (tensor.repeat_interleave(query.shape[-3] // tensor.shape[-3], -3) for tensor in (key, value))
+        key, value = (
+            tensor.repeat_interleave(query.shape[-3] // tensor.shape[-3], -3)
+            for tensor in (key, value)
+        )
     scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
     if is_causal:
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     if attn_mask is not None:
-        scores = scores.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
-    nothing = (scores == -math.inf).all(-1, keepdim=True)  # a row with everything masked: torch gives zeros, not NaN
+        scores = (
+            scores.masked_fill(~attn_mask, -math.inf)
+            if attn_mask.dtype == torch.bool
+            else scores + attn_mask
+        )
+    # a row with everything masked: torch gives zeros, not NaN
+    nothing = (scores == -math.inf).all(-1, keepdim=True)
     weights = scores.masked_fill(nothing, 0).softmax(-1).masked_fill(nothing, 0)
-    return (drop(weights, dropout_p, draws.uniform(weights.shape)) if dropout_p else weights) @ value
+    return (
+        drop(weights, dropout_p, draws.uniform(weights.shape)) if dropout_p else weights
+    ) @ value
 
 
 def _is_laned(x: Tensor) -> bool:
@@ -151,8 +218,12 @@ def _is_laned(x: Tensor) -> bool:
 
 
 def _recurrent(draws: KeyedDraws, func: Any, *args: Any) -> Any:
-    """Run the layers one by one, so that dropout between them is ours. `args` as `nn.LSTM` and its kin pass them."""
-    packed = isinstance(args[3], list | tuple)  # (data, batch_sizes, hx, ...) in place of (input, hx, ...)
+    """Run the layers one by one, so that dropout between them is ours.
+
+    `args` as `nn.LSTM` and its kin pass them.
+    """
+    # (data, batch_sizes, hx, ...) in place of (input, hx, ...)
+    packed = isinstance(args[3], list | tuple)
     x, more, tail = args[0], args[1 : 1 + packed], args[8 + packed :]
     hx, tensors, biases, layers, p, train, both = args[1 + packed : 8 + packed]
     if not train or p == 0 or layers == 1:
@@ -160,7 +231,10 @@ def _recurrent(draws: KeyedDraws, func: Any, *args: Any) -> Any:
     each, ways, ends = len(tensors) // layers, 1 + both, []
     for layer in range(layers):
         x = drop(x, p, draws.uniform(x.shape)) if layer else x
-        rows, own = slice(layer * ways, (layer + 1) * ways), tensors[layer * each : (layer + 1) * each]
+        rows, own = (
+            slice(layer * ways, (layer + 1) * ways),
+            tensors[layer * each : (layer + 1) * each],
+        )
         first = hx[rows] if isinstance(hx, Tensor) else tuple(state[rows] for state in hx)
         x, *end = func(x, *more, first, own, biases, 1, 0.0, train, both, *tail)
         ends.append(end)
@@ -168,7 +242,13 @@ def _recurrent(draws: KeyedDraws, func: Any, *args: Any) -> Any:
 
 
 def _rrelu(
-    draws: KeyedDraws, func: Any, input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, *_: Any
+    draws: KeyedDraws,
+    func: Any,
+    input: Tensor,
+    lower: float = 1 / 8,
+    upper: float = 1 / 3,
+    training: bool = False,
+    *_: Any,
 ) -> Tensor:
     if not training:
         straight: Tensor = func(input, lower, upper, False)  # which draws nothing
@@ -207,16 +287,24 @@ def _randint(draws: KeyedDraws, func: Any, *args: Any, **kwargs: Any) -> Tensor:
     """torch.randint(high, size) or (low, high, size)."""
     size = kwargs.pop("size", None)
     *bounds, size = args if size is None else (*args, size)
-    low, high = [kwargs.get("low", 0), *bounds, *([kwargs["high"]] if "high" in kwargs else [])][-2:]
+    low, high = [kwargs.get("low", 0), *bounds, *([kwargs["high"]] if "high" in kwargs else [])][
+        -2:
+    ]
     return _whole(draws, size, low, high, kwargs.get("dtype") or torch.int64)
 
 
-def _randint_like(draws: KeyedDraws, func: Any, input: Tensor, *bounds: int, **kwargs: Any) -> Tensor:
-    low, high = [kwargs.get("low", 0), *bounds, *([kwargs["high"]] if "high" in kwargs else [])][-2:]
+def _randint_like(
+    draws: KeyedDraws, func: Any, input: Tensor, *bounds: int, **kwargs: Any
+) -> Tensor:
+    low, high = [kwargs.get("low", 0), *bounds, *([kwargs["high"]] if "high" in kwargs else [])][
+        -2:
+    ]
     return _whole(draws, input.shape, low, high, kwargs.get("dtype") or input.dtype)
 
 
-def _whole(draws: KeyedDraws, size: Sequence[int], low: int, high: int, dtype: torch.dtype) -> Tensor:
+def _whole(
+    draws: KeyedDraws, size: Sequence[int], low: int, high: int, dtype: torch.dtype
+) -> Tensor:
     return (draws.uniform(size).double() * (high - low) + low).floor().to(dtype)
 
 
@@ -224,28 +312,38 @@ def _randperm(draws: KeyedDraws, func: Any, n: int, **kwargs: Any) -> Tensor:
     return draws.uniform((n,)).argsort(stable=True).to(kwargs.get("dtype") or torch.int64)
 
 
-def _bernoulli(draws: KeyedDraws, func: Any, input: Tensor, p: float | None = None, **_: Any) -> Tensor:
+def _bernoulli(
+    draws: KeyedDraws, func: Any, input: Tensor, p: float | None = None, **_: Any
+) -> Tensor:
     return (draws.uniform(input.shape) < (input if p is None else p)).to(input.dtype)
 
 
-def _normal(draws: KeyedDraws, func: Any, mean: Any = 0.0, std: Any = 1.0, size: Any = None, **kwargs: Any) -> Tensor:
+def _normal(
+    draws: KeyedDraws, func: Any, mean: Any = 0.0, std: Any = 1.0, size: Any = None, **kwargs: Any
+) -> Tensor:
     """torch.normal: of tensors, or of numbers with a size."""
     given = [value for value in (mean, std) if isinstance(value, Tensor)]
     shape = (mean + std).shape if given else size
-    result: Tensor = mean + std * _made(draws.normal(shape), given[0].dtype if given else None, **kwargs)
+    result: Tensor = mean + std * _made(
+        draws.normal(shape), given[0].dtype if given else None, **kwargs
+    )
     return result
 
 
 def _fill(numbers: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return the method that writes such numbers into its tensor."""
 
-    def method(draws: KeyedDraws, func: Any, self: Tensor, *args: Any, generator: Any = None, **kwargs: Any) -> Tensor:
+    def method(
+        draws: KeyedDraws, func: Any, self: Tensor, *args: Any, generator: Any = None, **kwargs: Any
+    ) -> Tensor:
         return self.copy_(numbers(draws, self, *args, **kwargs))
 
     return method
 
 
-def _uniform_between(draws: KeyedDraws, self: Tensor, low: float = 0.0, high: float = 1.0, **kwargs: float) -> Tensor:
+def _uniform_between(
+    draws: KeyedDraws, self: Tensor, low: float = 0.0, high: float = 1.0, **kwargs: float
+) -> Tensor:
     low, high = kwargs.get("from", low), kwargs.get("to", high)
     return draws.uniform(self.shape).to(self.dtype) * (high - low) + low
 
@@ -261,8 +359,12 @@ def _exponential(draws: KeyedDraws, self: Tensor, lambd: float = 1.0) -> Tensor:
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("dropout", "dropout_"), _dropout),
     **dict.fromkeys(("feature_dropout", "feature_dropout_"), _feature_dropout),
-    **dict.fromkeys(("alpha_dropout", "alpha_dropout_"), partial(_alpha_dropout, shape=lambda x: x.shape)),
-    **dict.fromkeys(("feature_alpha_dropout", "feature_alpha_dropout_"), partial(_alpha_dropout, shape=channels)),
+    **dict.fromkeys(
+        ("alpha_dropout", "alpha_dropout_"), partial(_alpha_dropout, shape=lambda x: x.shape)
+    ),
+    **dict.fromkeys(
+        ("feature_alpha_dropout", "feature_alpha_dropout_"), partial(_alpha_dropout, shape=channels)
+    ),
     **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), _recurrent),
     "scaled_dot_product_attention": _attention,
     **dict.fromkeys(("rrelu", "rrelu_"), _rrelu),
@@ -289,14 +391,21 @@ def dropout_layers(net: nn.Module) -> Iterator[tuple[int, nn.Module]]:
             yield stream, module
 
 
-def announce_dropout(net: nn.Module, draws: Callable[[], KeyedDraws | None]) -> list[RemovableHandle]:
-    """Let the dropout layers of a network say that they are about to draw, to whatever `draws` returns in that moment."""
+def announce_dropout(
+    net: nn.Module, draws: Callable[[], KeyedDraws | None]
+) -> list[RemovableHandle]:
+    """Let the dropout layers of a network say that they are about to draw, to whatever `draws`
+    returns in that moment.
+    """
 
     def announce(stream: int, module: nn.Module, inputs: Any) -> None:
         if (now := draws()) is not None:
             now.layer = stream if module.training and module.p else None
 
-    return [module.register_forward_pre_hook(partial(announce, stream)) for stream, module in dropout_layers(net)]
+    return [
+        module.register_forward_pre_hook(partial(announce, stream))
+        for stream, module in dropout_layers(net)
+    ]
 
 
 @contextmanager

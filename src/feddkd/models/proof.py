@@ -1,8 +1,9 @@
-"""A proof, on a few examples, that a network's functional form computes what the network itself computes.
+"""A proof, on a few examples, that a network's functional form computes what the network itself
+computes.
 
-Before anything runs, both are called in evaluation mode and in training mode, with the same draws, and their gradients are
-compared. What differs, what draws by a generator instead of the key, and what changes although it should be constant is refused
-by name.
+Before anything runs, both are called in evaluation mode and in training mode, with the same draws,
+and their gradients are compared. What differs, what draws by a generator instead of the key, and
+what changes although it should be constant is refused by name.
 """
 
 import copy
@@ -26,20 +27,26 @@ from feddkd.tensors import Tensors
 
 FEW = 4  # examples
 EXACT, COARSE = 1e-9, 1e-3  # rounding in float64 and in other types, relative to the largest number
-COUPLING = 1e-2  # more than rounding makes of batches of two sizes, for which libraries take other ways
+# more than rounding makes of batches of two sizes, for which libraries take other ways
+COUPLING = 1e-2
 WORDS: dict[Mode, str] = {"eval": "in evaluation mode", "train": "in training mode"}
 
 
 def prove(model: Model, params: Tensors, buffers: Tensors, x: Tensor) -> Model:
-    """Return the model once the proof holds, with what was learnt of it; raise an InputError otherwise. x: a few examples."""
-    state, dtype = model.state_dict(params, buffers), next(tensor.dtype for tensor in params.values())
+    """Return the model once the proof holds, with what was learnt of it; raise an InputError
+    otherwise. x: a few examples.
+    """
+    state, dtype = (
+        model.state_dict(params, buffers),
+        next(tensor.dtype for tensor in params.values()),
+    )
     net = _moved(copy.deepcopy(model.net), x.device, dtype)
     x = x[:FEW] if len(x) > 1 else torch.cat([x, x])  # batch norm wants two examples
     key = torch.tensor(12345, device=x.device)
     couples, reaches_head = model.couples, False
     with torch.no_grad():
         for mode in WORDS:
-            trial = Trial(model, params, buffers, net, x, key, mode)
+            trial = NetworkTrial(model, params, buffers, net, x, key, mode)
             net.load_state_dict(state)
             found = trial.check()
             net.load_state_dict(state)
@@ -50,7 +57,7 @@ def prove(model: Model, params: Tensors, buffers: Tensors, x: Tensor) -> Model:
 
 
 @dataclass(frozen=True)
-class Trial:
+class NetworkTrial:
     """A network and its functional form on the same numbers, in one mode."""
 
     model: Model
@@ -65,36 +72,54 @@ class Trial:
         return self.model(self.params, self.buffers, x, mode=self.mode, key=self.key)
 
     def check(self) -> Output:
-        """Return what the functional form computes; raise an InputError if that is not what the network computes."""
+        """Return what the functional form computes; raise an InputError if that is not what the
+        network computes.
+        """
         expected, before = self._expected(), _generators(self.x)
         found = self.call(self.x)
         if before != _generators(self.x):
             self._refuse(
-                f"{self._drawing_layer()} draws random numbers in forward that cannot follow the seed",
+                f"{self._drawing_layer()} draws random numbers in forward that cannot follow the"
+                " seed",
                 "use dropout layers or torch's rand, randn, randint, randperm, bernoulli or normal",
             )
         if not _close(expected.logits, found.logits):
-            self._refuse(f"{self._differing_layer()} computes something else as a function of its tensors than as a module")
+            self._refuse(
+                f"{self._differing_layer()} computes something else as a function of its tensors"
+                " than as a module"
+            )
         for name in sorted(found.buffers):
             if not _close(expected.buffers[name], found.buffers[name]):
-                self._refuse(f"the network changes its buffer {name!r} in a way that cannot be followed")
+                self._refuse(
+                    f"the network changes its buffer {name!r} in a way that cannot be followed"
+                )
         with NoStrays(self.params):
             again = self.call(self.x)
         if not _same(found.logits, again.logits):
-            self._refuse("the network gives other outputs when it is called again: it keeps a state outside its tensors")
+            self._refuse(
+                "the network gives other outputs when it is called again: it keeps a state outside"
+                " its tensors"
+            )
         return found
 
     def check_gradient(self) -> None:
         """Raise an InputError if the functional form's gradient is not the module's."""
         expected = self._expected_gradient()
         found = self._found_gradient() if expected else {}
-        largest = max((float(slope.abs().max()) for slope in expected.values() if slope.numel()), default=0.0)
+        largest = max(
+            (float(slope.abs().max()) for slope in expected.values() if slope.numel()), default=0.0
+        )
         for name in sorted(found):
             if not _close(expected[name], found[name], least=1e-2 * largest):
-                self._refuse(f"the gradient of {name!r} as a function of the network's tensors is not the module's")
+                self._refuse(
+                    f"the gradient of {name!r} as a function of the network's tensors is not the"
+                    " module's"
+                )
 
     def _expected_gradient(self) -> dict[str, Tensor]:
-        """Return the module's gradient; an empty dict if it has none in evaluation mode, where not every method wants one."""
+        """Return the module's gradient; an empty dict if it has none in evaluation mode, where not
+        every method wants one.
+        """
         self.net.zero_grad()
         try:
             with torch.enable_grad(), keyed(self.net, self.key):
@@ -102,9 +127,17 @@ class Trial:
         except Exception as error:
             if self.mode == "eval":
                 return {}
-            self._refuse(f"the network's gradient cannot be computed: {_first_sentence(error)}{line_of(error)}")
-        trained = {name: weight for name, weight in self.net.named_parameters() if weight.requires_grad}
-        return {name: torch.zeros_like(w) if w.grad is None else w.grad.to_dense() for name, w in trained.items()}
+            self._refuse(
+                "the network's gradient cannot be computed:"
+                f" {_first_sentence(error)}{line_of(error)}"
+            )
+        trained = {
+            name: weight for name, weight in self.net.named_parameters() if weight.requires_grad
+        }
+        return {
+            name: torch.zeros_like(w) if w.grad is None else w.grad.to_dense()
+            for name, w in trained.items()
+        }
 
     def _found_gradient(self) -> Tensors:
         def loss(params: Tensors) -> Tensor:
@@ -117,55 +150,87 @@ class Trial:
             raise
         except Exception as error:
             self._refuse(
-                f"torch.func cannot compute the gradient of this network: {_first_sentence(error)}{line_of(error)}",
-                "leave out checkpointing, backward hooks, packed sequences, torch.autograd.grad in forward, and an "
-                "autograd.Function without setup_context()",
+                "torch.func cannot compute the gradient of this network:"
+                f" {_first_sentence(error)}{line_of(error)}",
+                "leave out checkpointing, backward hooks, packed sequences, torch.autograd.grad in"
+                " forward, and an autograd.Function without setup_context()",
             )
 
     def couples(self, found: Output) -> bool:
-        """Return whether one more example in the batch changes what comes out for the others, or what buffers become."""
+        """Return whether one more example in the batch changes what comes out for the others, or
+        what buffers become.
+        """
         try:
             more = self.call(torch.cat([self.x, self.x[:1]]))
         except Exception:  # made for batches of one size
             return True
         alike = _close(found.logits, more.logits[: len(self.x)], COUPLING)
-        return not (alike and all(_close(found.buffers[name], more.buffers[name], COUPLING) for name in found.buffers))
+        return not (
+            alike
+            and all(
+                _close(found.buffers[name], more.buffers[name], COUPLING) for name in found.buffers
+            )
+        )
 
     def _expected(self) -> Output:
-        """Return what the module computes; raise an InputError if it cannot, or changes what must stay."""
+        """Return what the module computes; raise an InputError if it cannot, or changes what must
+        stay.
+        """
         self.net.train(self.mode == "train")
-        before, x = {name: tensor.clone() for name, tensor in _every(self.net).items()}, self.x.clone()
+        before, x = (
+            {name: tensor.clone() for name, tensor in _every(self.net).items()},
+            self.x.clone(),
+        )
         try:
             with keyed(self.net, self.key):
                 logits = self.model.logits(self.net(x))
         except InputError:
             raise
         except Exception as error:
-            whole = "" if self.x.is_floating_point() else ", whole numbers (tokens; give a table of numbers as floats)"
-            self._refuse(f"the network cannot read examples of shape {tuple(self.x.shape[1:])}{whole}: {error}{line_of(error)}")
+            whole = (
+                ""
+                if self.x.is_floating_point()
+                else ", whole numbers (tokens; give a table of numbers as floats)"
+            )
+            self._refuse(
+                f"the network cannot read examples of shape {tuple(self.x.shape[1:])}{whole}:"
+                f" {error}{line_of(error)}"
+            )
         self._check_logits(logits)
         if not _same(x, self.x):
-            self._refuse("the network changes its input in place", "let forward begin with x = x.clone()")
+            self._refuse(
+                "the network changes its input in place", "let forward begin with x = x.clone()"
+            )
         self._check_changes(before)
         after = dict(self.net.named_buffers())
-        return Output(logits, logits, {name: after[name].clone() for name in self.model.buffer_names})
+        return Output(
+            logits, logits, {name: after[name].clone() for name in self.model.buffer_names}
+        )
 
     def _check_logits(self, logits: Tensor) -> None:
         if logits.dim() != 2 or len(logits) != len(self.x) or not logits.is_floating_point():
             self._refuse(
-                f"logits must be floating-point numbers of shape (N, classes); for N = {len(self.x)} examples the network's are "
-                f"{logits.dtype} of shape {tuple(logits.shape)}"
+                "logits must be floating-point numbers of shape (N, classes); for N ="
+                f" {len(self.x)} examples the network's are {logits.dtype} of shape"
+                f" {tuple(logits.shape)}"
             )
 
     def _check_changes(self, before: Tensors) -> None:
         """Raise an InputError if the module has changed a tensor that must stay as it is."""
         for name, weight in self.net.named_parameters():
             if not _same(before[name], weight):
-                self._refuse(f"the network changes its parameter {name!r} in forward", "compute with a changed copy")
+                self._refuse(
+                    f"the network changes its parameter {name!r} in forward",
+                    "compute with a changed copy",
+                )
         for name, after in sorted(self.net.named_buffers()):
             constant = self.model.tensors.slots[name] in self.model.tensors.constants
             if not _same(before[name], after) and (self.mode == "eval" or constant):
-                why = "it is not saved (persistent=False), so it must stay as it is" if constant else "it must stay as it is then"
+                why = (
+                    "it is not saved (persistent=False), so it must stay as it is"
+                    if constant
+                    else "it must stay as it is then"
+                )
                 self._refuse(f"the network changes its buffer {name!r}", why)
 
     def _refuse(self, what: str, why: str = "") -> NoReturn:
@@ -177,7 +242,9 @@ class Trial:
         """Return the first layer whose output is not that of the module's."""
         theirs, ours = dict[str, Tensor](), dict[str, Tensor]()
 
-        def keep(kept: dict[str, Tensor], name: str, module: nn.Module, inputs: Any, output: Any) -> None:
+        def keep(
+            kept: dict[str, Tensor], name: str, module: nn.Module, inputs: Any, output: Any
+        ) -> None:
             if isinstance(output, Tensor):
                 kept.setdefault(name, output.detach().clone())
 
@@ -185,7 +252,12 @@ class Trial:
             self.net(self.x.clone())
         with _hooks(self.model.nets[self.mode], after=partial(keep, ours)):
             self.call(self.x)
-        return self._layer(next((name for name in theirs if name in ours and not _close(theirs[name], ours[name])), ""))
+        return self._layer(
+            next(
+                (name for name in theirs if name in ours and not _close(theirs[name], ours[name])),
+                "",
+            )
+        )
 
     def _drawing_layer(self) -> str:
         """Return the innermost layer in whose call a generator moves."""
@@ -203,11 +275,18 @@ class Trial:
         return self._layer(next(iter(moved), ""))  # inner layers end before those around them
 
     def _layer(self, name: str) -> str:
-        return f"layer {name!r} ({type(self.net.get_submodule(name)).__name__})" if name else "the network"
+        return (
+            f"layer {name!r} ({type(self.net.get_submodule(name)).__name__})"
+            if name
+            else "the network"
+        )
 
 
 def _moved(net: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
-    """Return the network on a device. Only floating-point tensors change their type; `Module.to` would make complex ones real."""
+    """Return the network on a device.
+
+    Only floating-point tensors change their type; `Module.to` would make complex ones real.
+    """
     net = net.to(device)
     return net.double() if dtype == torch.float64 else net.float()
 
@@ -226,7 +305,9 @@ def _first_sentence(error: BaseException) -> str:
 
 @contextmanager
 def _hooks(
-    net: nn.Module, before: Callable[..., None] = lambda *_: None, after: Callable[..., None] = lambda *_: None
+    net: nn.Module,
+    before: Callable[..., None] = lambda *_: None,
+    after: Callable[..., None] = lambda *_: None,
 ) -> Iterator[None]:
     """Call functions before and after each layer, with its name first."""
     handles = []
@@ -251,7 +332,9 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 
 def _close(a: Tensor, b: Tensor, tolerance: float | None = None, least: float = 1e-6) -> bool:
-    """Return whether two tensors are the same but for rounding, which is relative to the largest number, or to `least`."""
+    """Return whether two tensors are the same but for rounding, which is relative to the largest
+    number, or to `least`.
+    """
     if a.shape != b.shape:
         return False
     if not a.is_floating_point() or not a.numel():

@@ -1,6 +1,7 @@
 """Networks by name, each in a file of its own; and `functional`, which takes any other.
 
-A registered model is an architecture: it is built for the shape of the data and the number of classes when these are known.
+A registered model is an architecture: it is built for the shape of the data and the number of
+classes when these are known.
 """
 
 from collections.abc import Callable
@@ -57,25 +58,33 @@ def vgg9() -> Architecture:
 
 @MODELS.register
 def digit_cnn() -> Architecture:
-    """FedBN's digits network with batch norm for 28x28 images, 14,219,210 parameters with RGB input and 10 classes."""
+    """FedBN's digits network with batch norm for 28x28 images, 14,219,210 parameters with RGB input
+    and 10 classes.
+    """
     return _image_network("digit_cnn", build_digit_cnn, (28, 28))
 
 
 @MODELS.register
 def emnist_cnn() -> Architecture:
-    """FedGen's small EMNIST network with batch norm for 28x28 images, 26,962 parameters with 26 classes."""
+    """FedGen's small EMNIST network with batch norm for 28x28 images, 26,962 parameters with 26
+    classes.
+    """
     return _image_network("emnist_cnn", build_emnist_cnn, (28, 28))
 
 
 @MODELS.register
 def small_cnn() -> Architecture:
-    """The small CNN of pfl-research's CIFAR-10 benchmark for 32x32 images, 1,626,442 parameters with 10 classes."""
+    """The small CNN of pfl-research's CIFAR-10 benchmark for 32x32 images, 1,626,442 parameters
+    with 10 classes.
+    """
     return _image_network("small_cnn", build_small_cnn, (32, 32))
 
 
 @MODELS.register
 def mlp(*, hidden: str = "64") -> Architecture:
-    """A perceptron; `hidden` lists the widths of its hidden layers, as in "64,32"; "" makes it linear."""
+    """A perceptron; `hidden` lists the widths of its hidden layers, as in "64,32"; "" makes it
+    linear.
+    """
     try:
         widths = [int(width) for width in hidden.split(",") if width.strip()]
     except ValueError:
@@ -95,4 +104,7 @@ def _image_network(name: str, build: Callable[[int, int], nn.Module], sides: Sha
 
 def _need(name: str, shape: Shape, sides: Shape) -> None:
     if len(shape) != 3 or shape[1:] != sides:
-        raise InputError(f"model {name!r} takes images of channels x {sides[0]} x {sides[1]}, not examples of shape {shape}")
+        raise InputError(
+            f"model {name!r} takes images of channels x {sides[0]} x {sides[1]}, not examples of"
+            f" shape {shape}"
+        )

@@ -10,7 +10,8 @@ import torch
 
 from feddkd.randomness import Key, fold
 
-_ONE_AT_A_TIME = threading.RLock()  # torch, numpy and Python have one global generator each for all threads
+# torch, numpy and Python have one global generator each for all threads
+_ONE_AT_A_TIME = threading.RLock()
 
 
 @contextmanager

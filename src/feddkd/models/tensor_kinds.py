@@ -4,7 +4,8 @@ trainable   parameters: trained, sent, averaged and distilled
 buffer      buffers that `state_dict()` holds, such as batch norm's statistics: sent and averaged
 constant    everything else: parameters with `requires_grad=False` and non-persistent buffers. They never change and never leave
 
-A tensor that is registered under several names (tied weights, a module used twice) is one tensor. Its name is the first of them.
+A tensor that is registered under several names (tied weights, a module used twice) is one tensor.
+Its name is the first of them.
 """
 
 from collections.abc import Iterator, Mapping, Set
@@ -33,7 +34,9 @@ class Inventory:
 
 
 def inventory(net: nn.Module) -> Inventory:
-    """Return a network's inventory, or raise an InputError that names the layer or tensor that cannot be handled."""
+    """Return a network's inventory, or raise an InputError that names the layer or tensor that
+    cannot be handled.
+    """
     _refuse_layers(net)
     names = _names(net)
     _refuse_tensors(net, names)
@@ -47,7 +50,12 @@ def inventory(net: nn.Module) -> Inventory:
         frozenset(trainable),
         frozenset(buffers),
         frozenset(set(names.values()) - trainable - buffers),
-        frozenset(names[id(tensor)] for module in net.modules() if isinstance(module, _BatchNorm) for tensor in _own(module)),
+        frozenset(
+            names[id(tensor)]
+            for module in net.modules()
+            if isinstance(module, _BatchNorm)
+            for tensor in _own(module)
+        ),
         {slot: names[id(tensor)] for slot, tensor in slots(net)},
         saved,
     )
@@ -62,7 +70,10 @@ def slots(net: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def loose_tensors(net: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors that are plain attributes of a module, with their names: torch neither moves nor saves them."""
+    """Yield the tensors that are plain attributes of a module, with their names:
+
+    torch neither moves nor saves them.
+    """
     for prefix, module in net.named_modules():
         for name, value in vars(module).items():
             if isinstance(value, Tensor):
@@ -70,7 +81,11 @@ def loose_tensors(net: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _own(module: nn.Module) -> list[Tensor]:
-    return [tensor for tensor in (*module._parameters.values(), *module._buffers.values()) if tensor is not None]
+    return [
+        tensor
+        for tensor in (*module._parameters.values(), *module._buffers.values())
+        if tensor is not None
+    ]
 
 
 def _names(net: nn.Module) -> dict[int, str]:
@@ -85,9 +100,14 @@ def _refuse_layers(net: nn.Module) -> None:
     for name, module in net.named_modules():
         where = f"layer {name!r}" if name else "the network"
         if isinstance(module, torch.jit.ScriptModule):
-            raise InputError(f"{where} is a torch.jit program, which cannot be taken apart: give the module it was made from")
+            raise InputError(
+                f"{where} is a torch.jit program, which cannot be taken apart: give the module it"
+                " was made from"
+            )
         if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
-            raise InputError(f"{where} is a {type(module).__name__}: give the module inside it, .module")
+            raise InputError(
+                f"{where} is a {type(module).__name__}: give the module inside it, .module"
+            )
         for own, tensor in module._parameters.items():
             if is_lazy(tensor):
                 raise InputError(
@@ -99,29 +119,46 @@ def _refuse_layers(net: nn.Module) -> None:
 def _refuse_tensors(net: nn.Module, names: Mapping[int, str]) -> None:
     for name, tensor in (*slots(net), *loose_tensors(net)):
         if tensor.device.type == "meta":
-            raise InputError(f"tensor {name!r} is on the meta device and has no numbers: load the network's weights first")
+            raise InputError(
+                f"tensor {name!r} is on the meta device and has no numbers: load the network's"
+                " weights first"
+            )
         if tensor.requires_grad and tensor.is_complex():
             raise InputError(f"tensor {name!r} is complex: only real weights can be trained")
         if tensor._backward_hooks:
-            raise InputError(f"tensor {name!r} has a hook (register_hook), which would be lost: put it into the network")
+            raise InputError(
+                f"tensor {name!r} has a hook (register_hook), which would be lost: put it into the"
+                " network"
+            )
     _refuse_overlaps({names[id(tensor)]: tensor for _, tensor in slots(net)})
 
 
 def _refuse_complex(state: Mapping[str, Any], saved: Mapping[str, str], buffers: Set[str]) -> None:
     for key, name in saved.items():
         if name in buffers and state[key].is_complex():
-            raise InputError(f"buffer {name!r} is complex and cannot be averaged: register it with persistent=False")
+            raise InputError(
+                f"buffer {name!r} is complex and cannot be averaged: register it with"
+                " persistent=False"
+            )
 
 
 def _refuse_overlaps(tensors: Mapping[str, Tensor]) -> None:
-    """Raise an InputError if a trainable tensor shares memory with another tensor: torch's optimisers would change both."""
-    spans = sorted((_span(tensor), name) for name, tensor in tensors.items() if tensor.numel() and tensor.layout == torch.strided)
+    """Raise an InputError if a trainable tensor shares memory with another tensor:
+
+    torch's optimisers would change both.
+    """
+    spans = sorted(
+        (_span(tensor), name)
+        for name, tensor in tensors.items()
+        if tensor.numel() and tensor.layout == torch.strided
+    )
     for (one, name), (other, next_name) in pairwise(spans):
         together = one.device == other.device and other.start < one.end
         if together and (tensors[name].requires_grad or tensors[next_name].requires_grad):
             raise InputError(
-                f"tensors {name!r} and {next_name!r} share their memory but are two tensors: "
-                "tie weights by giving both layers the same Parameter, as in out.weight = embedding.weight"
+                f"tensors {name!r} and {next_name!r} share their memory but are two tensors: tie"
+                " weights by giving both layers the same Parameter, as in out.weight ="
+                " embedding.weight"
             )
 
 
@@ -134,6 +171,8 @@ class Span(NamedTuple):
 
 
 def _span(tensor: Tensor) -> Span:
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    last = sum(
+        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
     start = tensor.data_ptr()
     return Span(str(tensor.device), start, start + (last + 1) * tensor.element_size())

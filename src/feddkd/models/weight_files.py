@@ -1,4 +1,7 @@
-"""Weights from and for files: a run starts from a state dict, a module or a safetensors file, and writes such a file."""
+"""Weights from and for files:
+
+a run starts from a state dict, a module or a safetensors file, and writes such a file.
+"""
 
 import hashlib
 from collections.abc import Mapping
@@ -26,15 +29,21 @@ def with_initial(model: Model, initial: Initial, sha256: str | None = None) -> M
         return model.loaded(initial.state_dict())
     if not isinstance(initial, Mapping):
         raise InputError(
-            f"initial must be a state dict, a module or the path of a safetensors file, not {type(initial).__name__}"
+            "initial must be a state dict, a module or the path of a safetensors file, not"
+            f" {type(initial).__name__}"
         )
     return model.loaded(initial)
 
 
 def write_weights(model: Model, tensors: Tensors, path: Path) -> None:
-    """Write a model as safetensors: its whole state dict, or only these tensors where they are not the whole model."""
+    """Write a model as safetensors:
+
+    its whole state dict, or only these tensors where they are not the whole model.
+    """
     if tensors.keys() >= model.param_names | model.buffer_names:
-        state = model.state_dict(only(tensors, model.param_names), only(tensors, model.buffer_names))
+        state = model.state_dict(
+            only(tensors, model.param_names), only(tensors, model.buffer_names)
+        )
         tensors = {key: value for key, value in state.items() if isinstance(value, Tensor)}
     save_file({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, path)
 
@@ -49,11 +58,17 @@ def file_digest(path: str | None) -> str:
 def _read(path: Path, sha256: str | None) -> dict[str, Any]:
     content = _bytes(path)
     if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
-        raise InputError(f"the initial weights in {path} are not those of this experiment: their sha256 is not {sha256[:12]}...")
+        raise InputError(
+            f"the initial weights in {path} are not those of this experiment: their sha256 is not"
+            f" {sha256[:12]}..."
+        )
     try:
         return load(content)
     except SafetensorError as error:
-        raise InputError(f"{path} is not a safetensors file ({error}); write one with safetensors.torch.save_file") from None
+        raise InputError(
+            f"{path} is not a safetensors file ({error}); write one with"
+            " safetensors.torch.save_file"
+        ) from None
 
 
 def _bytes(path: Path) -> bytes:

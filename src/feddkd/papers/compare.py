@@ -1,4 +1,6 @@
-"""Runs -> the cells of a table, each beside the printed one, with a verdict; and whether methods stand in the printed order."""
+"""Runs -> the cells of a table, each beside the printed one, with a verdict; and whether methods
+stand in the printed order.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -7,17 +9,23 @@ from itertools import combinations
 
 from feddkd.errors import InputError
 from feddkd.experiment import Experiment
-from feddkd.papers.definitions import Definition, Paper, Place, Printed, Quantity
-from feddkd.papers.results import Run, Runs
+from feddkd.papers.definitions import Definition, Paper, Printed, PrintedCell, Quantity
+from feddkd.papers.results import RecordedRun, Runs
 from feddkd.reports.statistics import apart
 from feddkd.rounds.loop import Row
 from feddkd.runs.summary import mean_and_std
 
-NOTHING, PARTIAL, UNPRINTED, WITHIN = "nothing yet", "partial", "not printed", "within the printed spread"
+NOTHING, PARTIAL, UNPRINTED, WITHIN = (
+    "nothing yet",
+    "partial",
+    "not printed",
+    "within the printed spread",
+)
 
 
 def _best_validation(rows: Sequence[Row], target: float | None) -> list[Row]:
-    return [max(rows, key=lambda row: row["validation_accuracy"])]  # max keeps the first of equals: the earliest round
+    # max keeps the first of equals: the earliest round
+    return [max(rows, key=lambda row: row["validation_accuracy"])]
 
 
 def _target(rows: Sequence[Row], target: float | None) -> list[Row]:
@@ -46,7 +54,7 @@ AT: Mapping[str, Callable[[Sequence[Row], float | None], list[Row]]] = {
 
 
 @dataclass(frozen=True)
-class Reading:
+class RunValues:
     """What one run says to a cell."""
 
     seed: int
@@ -60,10 +68,10 @@ class Reading:
 class Cell:
     """A cell of a table: what was printed, and what our runs say so far."""
 
-    place: Place
+    place: PrintedCell
     quantity: Quantity
     printed: Printed | None
-    readings: list[Reading]
+    readings: list[RunValues]
     runs_wanted: int
     rounds_wanted: int
 
@@ -73,12 +81,18 @@ class Cell:
 
     @property
     def ours(self) -> tuple[float, float] | None:
-        """Mean and population standard deviation; over the runs that reached the target, where there is one."""
+        """Mean and population standard deviation; over the runs that reached the target, where
+        there is one.
+        """
         return mean_and_std(self.values) if self.values else None
 
     @property
     def difference(self) -> float | None:
-        return None if self.ours is None or self.printed is None else self.ours[0] - float(self.printed.mean)
+        return (
+            None
+            if self.ours is None or self.printed is None
+            else self.ours[0] - float(self.printed.mean)
+        )
 
     @property
     def rounds(self) -> int:
@@ -106,14 +120,25 @@ class Cell:
     @property
     def by_seed(self) -> dict[int, float]:
         """One number a seed, of the runs that are settled."""
-        return {one.seed: math.fsum(one.values) / len(one.values) for one in self.readings if one.settled and one.values}
+        return {
+            one.seed: math.fsum(one.values) / len(one.values)
+            for one in self.readings
+            if one.settled and one.values
+        }
 
     @property
     def chance(self) -> float | None:
-        """How likely ours and the printed cell would lie so far apart by chance; None where one of the two is not known whole."""
+        """How likely ours and the printed cell would lie so far apart by chance; None where one of
+        the two is not known whole.
+        """
         if self.printed is None or self.printed.runs is None or not self.complete or self.missed:
             return None
-        return apart(list(self.by_seed.values()), float(self.printed.mean), float(self.printed.std), self.printed.runs)
+        return apart(
+            list(self.by_seed.values()),
+            float(self.printed.mean),
+            float(self.printed.std),
+            self.printed.runs,
+        )
 
     @property
     def verdict(self) -> str:
@@ -132,41 +157,68 @@ class Cell:
             return "not reached"
         if abs(self.difference) <= self.printed.slack:
             return WITHIN
-        words = {"higher": ("worse", "better"), "lower": ("better", "worse"), "neither": ("below", "above")}
+        words = {
+            "higher": ("worse", "better"),
+            "lower": ("better", "worse"),
+            "neither": ("below", "above"),
+        }
         return words[self.quantity.better][self.difference > 0]
 
 
 def cells(paper: Paper, table: Definition, runs: Runs) -> list[Cell]:
     """All cells of a table, quantity by quantity, setting by setting."""
-    lines = {(setting, method): paper.behind(table, setting, method) for setting in table.settings for method in table.methods}
-    behind = {line: experiments for line, experiments in lines.items() if experiments}  # not every method is in every column
+    lines = {
+        (setting, method): paper.behind(table, setting, method)
+        for setting in table.settings
+        for method in table.methods
+    }
+    # not every method is in every column
+    behind = {line: experiments for line, experiments in lines.items() if experiments}
     for name in (*table.settings, *table.methods):
         if not any(name in line for line in behind):
             raise InputError(f"table {table.name!r}: there are no experiments for {name!r}")
-    places = [Place(table.name, method, setting, quantity) for quantity in table.quantities for setting, method in behind]
-    return [_cell(paper, table, place, behind[place.setting, place.method], runs) for place in places]
+    places = [
+        PrintedCell(table.name, method, setting, quantity)
+        for quantity in table.quantities
+        for setting, method in behind
+    ]
+    return [
+        _cell(paper, table, place, behind[place.setting, place.method], runs) for place in places
+    ]
 
 
-def _cell(paper: Paper, table: Definition, place: Place, behind: Sequence[Experiment], runs: Runs) -> Cell:
+def _cell(
+    paper: Paper, table: Definition, place: PrintedCell, behind: Sequence[Experiment], runs: Runs
+) -> Cell:
     quantity, most = table.quantities[place.quantity], table.methods[place.method].rounds
-    readings = [_reading(runs[one.digest], one, quantity, most) for one in behind if one.digest in runs]
+    readings = [
+        _reading(runs[one.digest], one, quantity, most) for one in behind if one.digest in runs
+    ]
     furthest = max((reading.rounds for reading in readings), default=0)
-    level = [reading for reading in readings if reading.settled or reading.rounds == furthest]  # no mean over long and short runs
+    # no mean over long and short runs
+    level = [reading for reading in readings if reading.settled or reading.rounds == furthest]
     rounds = sum(one.length(most) for one in behind)
     return Cell(place, quantity, paper.cell(table, place), level, len(behind), rounds)
 
 
-def _reading(run: Run, experiment: Experiment, quantity: Quantity, most: int | None) -> Reading:
-    """The target is the wanted experiment's: it changes no number of a run, so the run may have been told another."""
+def _reading(
+    run: RecordedRun, experiment: Experiment, quantity: Quantity, most: int | None
+) -> RunValues:
+    """The target is the wanted experiment's:
+
+    it changes no number of a run, so the run may have been told another.
+    """
     rows, whole = run.rounds[:most], experiment.length(most)
     found = AT[quantity.at](rows, experiment.target)
     settled = run.reaches(whole) or (quantity.at == "target" and bool(found))
     values = [quantity.read(row) for row in found]
-    return Reading(experiment.seed, values, len(rows), settled, broke_off=run.broke_off and len(rows) < whole)
+    return RunValues(
+        experiment.seed, values, len(rows), settled, broke_off=run.broke_off and len(rows) < whole
+    )
 
 
 @dataclass(frozen=True)
-class Order:
+class MethodOrder:
     """Whether the methods of a column stand in the printed order."""
 
     setting: str
@@ -180,21 +232,34 @@ class Order:
         return not self.swapped
 
 
-def orders(table: Definition, found: Sequence[Cell]) -> list[Order]:
-    """For each column with two cells to compare, and for each quantity in which better means something."""
+def orders(table: Definition, found: Sequence[Cell]) -> list[MethodOrder]:
+    """For each column with two cells to compare, and for each quantity in which better means
+    something.
+    """
     columns = [(setting, quantity) for quantity in table.quantities for setting in table.settings]
-    made = [_order([cell for cell in found if (cell.place.setting, cell.place.quantity) == column]) for column in columns]
+    made = [
+        _order([cell for cell in found if (cell.place.setting, cell.place.quantity) == column])
+        for column in columns
+    ]
     return [order for order in made if order is not None]
 
 
-def _order(column: Sequence[Cell]) -> Order | None:
-    printed = [cell for cell in column if cell.printed is not None and cell.quantity.better != "neither"]
+def _order(column: Sequence[Cell]) -> MethodOrder | None:
+    printed = [
+        cell for cell in column if cell.printed is not None and cell.quantity.better != "neither"
+    ]
     ranked = sorted((cell for cell in printed if cell.readings and cell.settled), key=_printed_rank)
-    pairs = [(first, second) for first, second in combinations(ranked, 2) if _printed_rank(first) < _printed_rank(second)]
+    pairs = [
+        (first, second)
+        for first, second in combinations(ranked, 2)
+        if _printed_rank(first) < _printed_rank(second)
+    ]
     swapped = [(a.place.method, b.place.method) for a, b in pairs if not _rank(a) < _rank(b)]
     complete = all(cell.complete for cell in printed)
     place = column[0].place
-    return Order(place.setting, place.quantity, len(pairs), swapped, complete) if pairs else None
+    return (
+        MethodOrder(place.setting, place.quantity, len(pairs), swapped, complete) if pairs else None
+    )
 
 
 def _sign(cell: Cell) -> int:

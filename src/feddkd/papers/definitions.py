@@ -1,4 +1,8 @@
-"""A paper as a folder: tables.toml (what stands behind each table), published.csv (its printed cells), files of experiments."""
+"""A paper as a folder:
+
+tables.toml (what stands behind each table), published.csv (its printed cells), files of
+experiments.
+"""
 
 import csv
 import tomllib
@@ -16,7 +20,7 @@ from feddkd.rounds.loop import Row
 from feddkd.spec.registry import Call
 
 
-class Place(NamedTuple):
+class PrintedCell(NamedTuple):
     """Where a printed cell stands."""
 
     table: str
@@ -39,7 +43,10 @@ class Printed:
 
     @property
     def slack(self) -> float:
-        """How far from the mean still is the printed spread: the deviation, and half a unit of the last digit."""
+        """How far from the mean still is the printed spread:
+
+        the deviation, and half a unit of the last digit.
+        """
         decimals = len(self.mean.partition(".")[2])
         return float(self.std) + 0.5 * 10.0**-decimals
 
@@ -65,7 +72,10 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Line:
-    """A method of a table: calls that an experiment's method must have, and how many of its rounds count."""
+    """A method of a table:
+
+    calls that an experiment's method must have, and how many of its rounds count.
+    """
 
     method: str
     rounds: int | None = None
@@ -77,12 +87,13 @@ class Line:
     def fits(self, experiment: Experiment) -> bool:
         found = experiment.parsed_method.calls
         return len(self.calls) == len(found) and all(
-            one.name == other.name and set(one.given) <= set(other.complete) for one, other in zip(self.calls, found, strict=True)
+            one.name == other.name and set(one.given) <= set(other.complete)
+            for one, other in zip(self.calls, found, strict=True)
         )
 
 
 @dataclass(frozen=True)
-class Setting:
+class Column:
     """A column of a table: a file of experiments, and what must hold of those meant."""
 
     file: str
@@ -100,11 +111,12 @@ class Definition:
     title: str
     lead: str
     tested: tuple[str, ...]
-    settings: Mapping[str, Setting]
+    settings: Mapping[str, Column]
     methods: Mapping[str, Line]
     quantities: Mapping[str, Quantity]
     note: str = ""
-    beside: tuple[str, ...] = ()  # tables whose printed cells it is held against, too: another reading of what they show
+    # tables whose printed cells it is held against, too: another reading of what they show
+    beside: tuple[str, ...] = ()
 
     @property
     def whole(self) -> list[str]:
@@ -123,12 +135,14 @@ class Paper:
 
     folder: Path
     tables: Mapping[str, Definition]
-    printed: Mapping[Place, Printed]
+    printed: Mapping[PrintedCell, Printed]
 
     @cached_property
     def experiments(self) -> dict[str, list[Experiment]]:
         """By file, each file once."""
-        files = dict.fromkeys(setting.file for table in self.tables.values() for setting in table.settings.values())
+        files = dict.fromkeys(
+            setting.file for table in self.tables.values() for setting in table.settings.values()
+        )
         return {file: load(self.folder / file) for file in files}
 
     def table(self, name: str) -> Definition:
@@ -136,22 +150,36 @@ class Paper:
             raise InputError(f"the paper has no table {name!r}; there are: {choices(self.tables)}")
         return self.tables[name]
 
-    def cell(self, table: Definition, place: Place) -> Printed | None:
+    def cell(self, table: Definition, place: PrintedCell) -> Printed | None:
         """What was printed there: in the table itself, or in one that it stands beside."""
         names = (table.name, *table.beside)
-        return next((self.printed[at] for name in names if (at := place._replace(table=name)) in self.printed), None)
+        return next(
+            (
+                self.printed[at]
+                for name in names
+                if (at := place._replace(table=name)) in self.printed
+            ),
+            None,
+        )
 
     def behind(self, table: Definition, setting: str, method: str) -> list[Experiment]:
         """The experiments that a cell rests on: one for each seed."""
         column, line = table.settings[setting], table.methods[method]
         return [one for one in self.experiments[column.file] if line.fits(one) and column.fits(one)]
 
-    def wanted(self, table: Definition, settings: list[str] | None = None, methods: list[str] | None = None) -> list[Experiment]:
+    def wanted(
+        self, table: Definition, settings: list[str] | None = None, methods: list[str] | None = None
+    ) -> list[Experiment]:
         """All experiments of a table, or of some settings and methods of it, each once."""
-        for kind, names, known in (("setting", settings, table.settings), ("method", methods, table.methods)):
+        for kind, names, known in (
+            ("setting", settings, table.settings),
+            ("method", methods, table.methods),
+        ):
             for name in names or ():
                 if name not in known:
-                    raise InputError(f"table {table.name!r} has no {kind} {name!r}; there are: {choices(known)}")
+                    raise InputError(
+                        f"table {table.name!r} has no {kind} {name!r}; there are: {choices(known)}"
+                    )
         found = [
             one
             for setting in settings or table.settings
@@ -166,12 +194,15 @@ def read(folder: Path) -> Paper:
     file = folder / "tables.toml"
     if not file.exists():
         raise InputError(
-            f"there is no {file}; the paper's files lie in the repository under papers/feddkd: say where by --papers"
+            f"there is no {file}; the paper's files lie in the repository under papers/feddkd: say"
+            " where by --papers"
         )
     try:
         tables = tomllib.loads(file.read_text(encoding="utf-8"))
         paper = Paper(
-            folder, {name: _definition(name, table) for name, table in tables.items()}, _cells(folder / "published.csv")
+            folder,
+            {name: _definition(name, table) for name, table in tables.items()},
+            _cells(folder / "published.csv"),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"the paper in {folder} cannot be read: {error!r}") from None
@@ -185,7 +216,7 @@ def _definition(name: str, table: Mapping[str, Any]) -> Definition:
     parts = {
         "tested": tuple(table["tested"]),
         "beside": tuple(table.get("beside", ())),
-        "settings": {key: Setting(**value) for key, value in table["settings"].items()},
+        "settings": {key: Column(**value) for key, value in table["settings"].items()},
         "methods": {key: Line(**value) for key, value in table["methods"].items()},
         "quantities": {key: Quantity(**value) for key, value in table["quantities"].items()},
     }
@@ -196,8 +227,9 @@ def _printed(row: Mapping[str, str]) -> Printed:
     return Printed(row["mean"], row["std"], row["note"], int(row["runs"]) if row["runs"] else None)
 
 
-def _cells(file: Path) -> dict[Place, Printed]:
+def _cells(file: Path) -> dict[PrintedCell, Printed]:
     with file.open(encoding="utf-8", newline="") as lines:
         return {
-            Place(row["table"], row["method"], row["setting"], row["quantity"]): _printed(row) for row in csv.DictReader(lines)
+            PrintedCell(row["table"], row["method"], row["setting"], row["quantity"]): _printed(row)
+            for row in csv.DictReader(lines)
         }

@@ -18,26 +18,41 @@ from feddkd.reports.curve_plot import AXES, band, draw, grid
 
 
 def paper_curves(paper: Paper, name: str, runs: Runs, path: Path) -> None:
-    """The curves behind a paper's table: a row of pictures for each setting of which there are runs."""
+    """The curves behind a paper's table:
+
+    a row of pictures for each setting of which there are runs.
+    """
     table = paper.table(name)
     rows = {
         setting: {
             method: [runs[one.digest].rounds for one in behind if one.digest in runs]
-            for method, behind in ((method, paper.behind(table, setting, method)) for method in table.whole)
+            for method, behind in (
+                (method, paper.behind(table, setting, method)) for method in table.whole
+            )
         }
         for setting in table.settings
     }
-    some = {setting: {method: held for method, held in row.items() if held} for setting, row in rows.items()}
+    some = {
+        setting: {method: held for method, held in row.items() if held}
+        for setting, row in rows.items()
+    }
     if not any(some.values()):
-        raise InputError(f"there are no runs of table {name!r} yet; `feddkd paper run {name}` makes some")
+        raise InputError(
+            f"there are no runs of table {name!r} yet; `feddkd paper run {name}` makes some"
+        )
     draw({setting: row for setting, row in some.items() if row}, path)
 
 
 def draw_figure(paper: Paper, figure: Figure, runs: Runs, path: Path) -> None:
-    """A figure of the paper; in a .png the digest of what it shows, so that one can see whether it is up to date."""
+    """A figure of the paper; in a .png the digest of what it shows, so that one can see whether it
+    is up to date.
+    """
     panels = shown(paper, figure, runs)
     if not drawable(panels):
-        raise InputError(f"there are no runs of figure {figure.name!r} yet; `feddkd paper run {figure.name}` makes some")
+        raise InputError(
+            f"there are no runs of figure {figure.name!r} yet; `feddkd paper run {figure.name}`"
+            " makes some"
+        )
     columns = min(len(panels), 3)
     rows = -(-len(panels) // columns)
     with grid(path, rows, columns, (4 * columns, 3.2 * rows), digest(panels)) as axes:
@@ -54,7 +69,9 @@ def digest(panels: Mapping[str, Sequence[Curve]]) -> str:
 
 
 def draw_all(paper: Paper, runs: Runs, folder: Path) -> list[Path]:
-    """Every figure of which there are runs, as NAME.png; one that shows the same already is left as it is."""
+    """Every figure of which there are runs, as NAME.png; one that shows the same already is left as
+    it is.
+    """
     drawn = []
     for figure in figures(paper).values():
         path, panels = folder / f"{figure.name}.png", shown(paper, figure, runs)

@@ -1,4 +1,7 @@
-"""docs/reproduction.md: all tables of a paper with verdicts, its figures, what it leaves open and what does not match."""
+"""docs/reproduction.md:
+
+all tables of a paper with verdicts, its figures, what it leaves open and what does not match.
+"""
 
 import tomllib
 from collections import Counter
@@ -42,13 +45,26 @@ def page(paper: Paper, runs: Runs, pictures: str) -> str:
     """The whole page; `pictures` is where its pictures lie, as seen from it."""
     found = [compare(paper, name, runs, begun=True) for name in paper.tables]
     tables = [part for one in found for part in _table(one)]
-    drawn = [part for figure in figures(paper).values() for part in _figure(paper, figure, runs, pictures)]
-    parts = [HEAD, "## At a glance", _glance(found, progress(paper, runs)), *tables, "## Figures", *drawn, *_findings(paper)]
+    drawn = [
+        part
+        for figure in figures(paper).values()
+        for part in _figure(paper, figure, runs, pictures)
+    ]
+    parts = [
+        HEAD,
+        "## At a glance",
+        _glance(found, progress(paper, runs)),
+        *tables,
+        "## Figures",
+        *drawn,
+        *_findings(paper),
+    ]
     return "\n\n".join(parts) + "\n"
 
 
 def _glance(found: Sequence[Comparison], done: Sequence[Progress]) -> str:
-    return piped(GLANCE, [_counted(one, its) for one, its in zip(found, done[:-1], strict=True)])  # the last is of all together
+    # the last is of all together
+    return piped(GLANCE, [_counted(one, its) for one, its in zip(found, done[:-1], strict=True)])
 
 
 def _counted(found: Comparison, done: Progress) -> list[str]:
@@ -57,14 +73,26 @@ def _counted(found: Comparison, done: Progress) -> list[str]:
     verdicts["above or below"] = verdicts["above"] + verdicts["below"]
     whole = [order for order in found.orders if order.complete]
     pairs, swapped = sum(order.pairs for order in whole), sum(len(order.swapped) for order in whole)
-    held = f"holds in {sum(order.holds for order in whole)} of {len(whole)} whole columns, {pairs - swapped} of {pairs} pairs"
+    held = (
+        f"holds in {sum(order.holds for order in whole)} of {len(whole)} whole columns,"
+        f" {pairs - swapped} of {pairs} pairs"
+    )
     chances = [cell.chance for cell in printed if cell.chance is not None]
     unlikely = f"{sum(chance < 0.05 for chance in chances)} of {len(chances)}" if chances else "-"
-    numbers = [len(printed), *(verdicts[name] for name in ("within", "better", "worse", "above or below"))]
+    numbers = [
+        len(printed),
+        *(verdicts[name] for name in ("within", "better", "worse", "above or below")),
+    ]
     return [
-        f"`{found.table.name}`", f"{done.runs_done}/{done.runs_wanted}", f"{done.rounds_done}/{done.rounds_wanted}",
-        *map(str, numbers), unlikely, str(verdicts[PARTIAL]), str(verdicts[NOTHING]), held if whole else "-",
-    ]  # fmt: skip
+        f"`{found.table.name}`",
+        f"{done.runs_done}/{done.runs_wanted}",
+        f"{done.rounds_done}/{done.rounds_wanted}",
+        *map(str, numbers),
+        unlikely,
+        str(verdicts[PARTIAL]),
+        str(verdicts[NOTHING]),
+        held if whole else "-",
+    ]
 
 
 def _table(found: Comparison) -> list[str]:
@@ -74,7 +102,11 @@ def _table(found: Comparison) -> list[str]:
     title, _, rest = markdown(found).rstrip().partition("\n")
     others = len(found.cells) - len(found.shown)
     of_all = f"; of {others} more cells there is nothing yet" if others else ""
-    return [title, f"`feddkd paper table {found.table.name}`{of_all}.", rest.strip().replace("\n## ", "\n### ")]
+    return [
+        title,
+        f"`feddkd paper table {found.table.name}`{of_all}.",
+        rest.strip().replace("\n## ", "\n### "),
+    ]
 
 
 def shown(paper: Paper, figure: Figure, runs: Runs) -> dict[str, list[Curve]]:
@@ -115,7 +147,10 @@ def _findings(paper: Paper) -> list[str]:
 def _open(questions: Sequence[Mapping[str, Any]]) -> list[str]:
     measured = [one for one in questions if "showed" in one]
     rest = "; ".join(one["question"] for one in questions if "showed" not in one)
-    lines = [[one["question"], one["showed"] + ("" if one.get("kept", True) else " (*)")] for one in measured]
+    lines = [
+        [one["question"], one["showed"] + ("" if one.get("kept", True) else " (*)")]
+        for one in measured
+    ]
     return [
         "## What the paper leaves open, and what calibration showed",
         "[Decisions](decisions.md) has what was decided, and why.",
@@ -126,5 +161,10 @@ def _open(questions: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _mismatches(found: Sequence[Mapping[str, Any]]) -> list[str]:
-    lines = [[", ".join(f"`{name}`" for name in one["tables"]), one["what"], one["why"]] for one in found]
-    return ["## What does not match, and the best explanation", piped(("tables", "what", "why"), lines)]
+    lines = [
+        [", ".join(f"`{name}`" for name in one["tables"]), one["what"], one["why"]] for one in found
+    ]
+    return [
+        "## What does not match, and the best explanation",
+        piped(("tables", "what", "why"), lines),
+    ]

@@ -1,7 +1,8 @@
-"""Runs from two places: the compact results that are committed, and run folders. The longer of two of one experiment counts.
+"""Runs from two places: the compact results that are committed, and run folders. The longer of two
+of one experiment counts.
 
-A line of results/*.jsonl.gz is a run: {"manifest", "seconds", "rounds"}, its rounds without the accuracies of single clients
-where there are many.
+A line of results/*.jsonl.gz is a run: {"manifest", "seconds", "rounds"}, its rounds without the
+accuracies of single clients where there are many.
 """
 
 import gzip
@@ -26,7 +27,7 @@ PLACES = ("--data", "--out", "--runs", "--papers")  # options that name a folder
 
 
 @dataclass(frozen=True)
-class Run:
+class RecordedRun:
     """What is left of a run: what it was, how long it took, its rows."""
 
     manifest: Mapping[str, Any]
@@ -48,15 +49,22 @@ class Run:
 
     @property
     def worth(self) -> tuple[int, bool]:
-        """By which one of two runs of one experiment is kept: the longer, and of equally long ones that with diagnostics."""
+        """By which one of two runs of one experiment is kept:
+
+        the longer, and of equally long ones that with diagnostics.
+        """
         return len(self.rounds), all("diagnostics" in row for row in self.rounds)
 
     @property
     def line(self) -> str:
-        return json.dumps({"manifest": self.manifest, "seconds": self.seconds, "rounds": self.rounds}) + "\n"
+        return (
+            json.dumps({"manifest": self.manifest, "seconds": self.seconds, "rounds": self.rounds})
+            + "\n"
+        )
 
 
-Runs = dict[str, Run]  # by the digest of the experiment as it is read today, whatever the folder was called
+# by the digest of the experiment as it is read today, whatever the folder was called
+Runs = dict[str, RecordedRun]
 
 
 def recorded(paper: Paper, folder: Path | None = None) -> Runs:
@@ -66,9 +74,11 @@ def recorded(paper: Paper, folder: Path | None = None) -> Runs:
 
 
 def collect(paper: Paper, folder: Path) -> dict[str, tuple[int, int]]:
-    """Put run folders into the results, beside what is there. By file: runs in it now, and how many are new or longer.
+    """Put run folders into the results, beside what is there. By file: runs in it now, and how many
+    are new or longer.
 
-    An experiment that several files have, as calibrations have what they are compared with, is kept in the first one's results.
+    An experiment that several files have, as calibrations have what they are compared with, is kept
+    in the first one's results.
     """
     found, elsewhere, written = _longest(_found(folder)), set[str](), {}
     for name, experiments in paper.experiments.items():
@@ -76,7 +86,9 @@ def collect(paper: Paper, folder: Path) -> dict[str, tuple[int, int]]:
         elsewhere |= own
         file = _results(paper) / f"{Path(name).stem}.jsonl.gz"
         before = _longest(_read(file)) if file.exists() else {}
-        after = _longest([*before.values(), *(run for digest, run in found.items() if digest in own)])
+        after = _longest(
+            [*before.values(), *(run for digest, run in found.items() if digest in own)]
+        )
         news = sum(after[digest] is not before.get(digest) for digest in after)
         if news:
             order = [one.digest for one in experiments if one.digest in after]
@@ -95,7 +107,7 @@ def _results(paper: Paper) -> Path:
     return paper.folder / "results"
 
 
-def _longest(runs: Iterable[Run]) -> Runs:
+def _longest(runs: Iterable[RecordedRun]) -> Runs:
     kept: Runs = {}
     for run in runs:
         digest = run.experiment.digest
@@ -104,23 +116,32 @@ def _longest(runs: Iterable[Run]) -> Runs:
     return kept
 
 
-def _found(folder: Path | None) -> list[Run]:
+def _found(folder: Path | None) -> list[RecordedRun]:
     if folder is None or not any(folder.rglob("manifest.json")):
         return []
     records = [record for record in find(folder, begun=True) if record.history]
     return [
-        Run(_published(record.manifest), round(record.seconds, 3), [_compact(row) for row in record.history])
+        RecordedRun(
+            _published(record.manifest),
+            round(record.seconds, 3),
+            [_compact(row) for row in record.history],
+        )
         for record in records
     ]
 
 
 def _published(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """A manifest without what is nobody's business: the folders on its command line, and the system of the machine."""
+    """A manifest without what is nobody's business:
+
+    the folders on its command line, and the system of the machine.
+    """
     bare = dict(manifest)
     if "command" in bare:
         bare["command"] = _command(bare["command"])
     if "hardware" in bare:
-        bare["hardware"] = {key: value for key, value in bare["hardware"].items() if key != "system"}
+        bare["hardware"] = {
+            key: value for key, value in bare["hardware"].items() if key != "system"
+        }
     if "resumed" in bare:
         bare["resumed"] = [_published(turn) for turn in bare["resumed"]]
     return bare
@@ -139,13 +160,17 @@ def _argument(before: str, argument: str) -> str:
 
 
 def _compact(row: Row) -> Row:
-    return {key: value for key, value in row.items() if not (key.endswith("client_accuracy") and len(value) > FEW)}
+    return {
+        key: value
+        for key, value in row.items()
+        if not (key.endswith("client_accuracy") and len(value) > FEW)
+    }
 
 
-def _read(file: Path) -> list[Run]:
+def _read(file: Path) -> list[RecordedRun]:
     try:
         with gzip.open(file, "rt", encoding="utf-8") as lines:
-            runs = [Run(**json.loads(line)) for line in lines]
+            runs = [RecordedRun(**json.loads(line)) for line in lines]
         for run in runs:
             run.experiment  # noqa: B018  # complain now, with the file's name
         return runs
@@ -153,7 +178,7 @@ def _read(file: Path) -> list[Run]:
         raise InputError(f"the results in {file} cannot be read: {error}") from None
 
 
-def _write(file: Path, runs: Iterable[Run]) -> None:
+def _write(file: Path, runs: Iterable[RecordedRun]) -> None:
     """The same runs make the same bytes: no time of writing, no name."""
     packed = io.BytesIO()
     with gzip.GzipFile(filename="", fileobj=packed, mode="wb", mtime=0) as out:

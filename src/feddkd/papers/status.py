@@ -5,12 +5,15 @@ from dataclasses import dataclass
 
 from feddkd.experiment import Experiment
 from feddkd.papers.definitions import Paper
-from feddkd.papers.results import Run, Runs
+from feddkd.papers.results import RecordedRun, Runs
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What is done of some experiments. `seconds_left` counts those whose cost can be guessed from a record; None: not one."""
+    """What is done of some experiments.
+
+    `seconds_left` counts those whose cost can be guessed from a record; None: not one.
+    """
 
     name: str
     runs_done: int
@@ -23,15 +26,29 @@ class Progress:
 
 def progress(paper: Paper, runs: Runs) -> list[Progress]:
     """A line for each table, and one for all together: tables share runs."""
-    wanted = {name: [(one, one.length(table.most())) for one in paper.wanted(table)] for name, table in paper.tables.items()}
-    by_length = sorted((each for some in wanted.values() for each in some), key=lambda each: each[1])
-    together = {one.digest: (one, rounds) for one, rounds in by_length}  # the longest is the one that stays
+    wanted = {
+        name: [(one, one.length(table.most())) for one in paper.wanted(table)]
+        for name, table in paper.tables.items()
+    }
+    by_length = sorted(
+        (each for some in wanted.values() for each in some), key=lambda each: each[1]
+    )
+    # the longest is the one that stays
+    together = {one.digest: (one, rounds) for one, rounds in by_length}
     pace = Pace(runs.values())
-    return [_progress(name, some, runs, pace) for name, some in [*wanted.items(), ("all", list(together.values()))]]
+    return [
+        _progress(name, some, runs, pace)
+        for name, some in [*wanted.items(), ("all", list(together.values()))]
+    ]
 
 
-def _progress(name: str, wanted: Sequence[tuple[Experiment, int]], runs: Runs, pace: "Pace") -> Progress:
-    done = [min(rounds, len(runs[one.digest].rounds)) if one.digest in runs else 0 for one, rounds in wanted]
+def _progress(
+    name: str, wanted: Sequence[tuple[Experiment, int]], runs: Runs, pace: "Pace"
+) -> Progress:
+    done = [
+        min(rounds, len(runs[one.digest].rounds)) if one.digest in runs else 0
+        for one, rounds in wanted
+    ]
     left = [
         (one, rounds - there)
         for (one, rounds), there in zip(wanted, done, strict=True)
@@ -51,11 +68,13 @@ def _progress(name: str, wanted: Sequence[tuple[Experiment, int]], runs: Runs, p
 
 
 class Pace:
-    """Seconds a round, from records: the quickest of the same methods on the same network, or else of any method on it, in
-    proportion to a round's local work. The quickest, since others may have had the machine to share; a rough guess all the same:
-    it knows nothing of the engine or the device."""
+    """Seconds a round, from records: the quickest of the same methods on the same network, or else
+    of any method on it, in proportion to a round's local work. The quickest, since others may have
+    had the machine to share; a rough guess all the same: it knows nothing of the engine or the
+    device.
+    """
 
-    def __init__(self, runs: Iterable[Run]) -> None:
+    def __init__(self, runs: Iterable[RecordedRun]) -> None:
         self._quickest: dict[str, float] = {}  # kind of run -> seconds a round, by its work
         for run in runs:
             if run.rounds:
@@ -75,7 +94,9 @@ def _kinds(experiment: Experiment) -> tuple[str, str]:
 
 
 def _work(experiment: Experiment) -> float:
-    """Epochs that all active clients together train in a round; a number of steps in place of epochs counts as one."""
+    """Epochs that all active clients together train in a round; a number of steps in place of
+    epochs counts as one.
+    """
     local = dict(experiment.parsed_method.calls[0].complete)
     epochs = local.get("epochs") if local.get("steps") is None else 1
     return float(experiment.canonical["cohort"]) * float(epochs or 1)

@@ -5,15 +5,46 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-from feddkd.papers.compare import PARTIAL, Cell, Order, cells, orders
+from feddkd.papers.compare import PARTIAL, Cell, MethodOrder, cells, orders
 from feddkd.papers.definitions import Definition, Paper
 from feddkd.papers.results import Runs
 from feddkd.reports.formats import Grid, aligned, piped, tabular
 from feddkd.reports.statistics import Paired, Spread, paired, spread
 
-HEADINGS = ("setting", "method", "quantity", "printed", "ours", "difference", "p", "runs", "rounds", "verdict")
-SPREADS = ("setting", "method", "quantity", "seeds", "mean", "median", "std (population)", "std (sample)", "95 % interval")
-TESTS = ("setting", "lead against", "quantity", "seeds", "higher in", "difference", "95 % interval", "p (t)", "p (Wilcoxon)")
+HEADINGS = (
+    "setting",
+    "method",
+    "quantity",
+    "printed",
+    "ours",
+    "difference",
+    "p",
+    "runs",
+    "rounds",
+    "verdict",
+)
+SPREADS = (
+    "setting",
+    "method",
+    "quantity",
+    "seeds",
+    "mean",
+    "median",
+    "std (population)",
+    "std (sample)",
+    "95 % interval",
+)
+TESTS = (
+    "setting",
+    "lead against",
+    "quantity",
+    "seeds",
+    "higher in",
+    "difference",
+    "95 % interval",
+    "p (t)",
+    "p (Wilcoxon)",
+)
 
 
 @dataclass(frozen=True)
@@ -29,26 +60,45 @@ class Comparison:
         return [cell for cell in self.cells if cell.readings or not self.begun]
 
     @cached_property
-    def orders(self) -> list[Order]:
+    def orders(self) -> list[MethodOrder]:
         return orders(self.table, self.cells)
 
     @cached_property
     def spreads(self) -> list[tuple[Cell, Spread]]:
-        return [(cell, spread(list(cell.by_seed.values()))) for cell in self._tested if cell.by_seed]
+        return [
+            (cell, spread(list(cell.by_seed.values()))) for cell in self._tested if cell.by_seed
+        ]
 
     @cached_property
     def tests(self) -> list[tuple[Cell, Paired]]:
-        """The lead against each other method of a column that it is in; first parts of long runs are no methods of their own."""
-        leads = {self._column(cell): cell for cell in self._tested if cell.place.method == self.table.lead}
+        """The lead against each other method of a column that it is in; first parts of long runs
+        are no methods of their own.
+        """
+        leads = {
+            self._column(cell): cell
+            for cell in self._tested
+            if cell.place.method == self.table.lead
+        }
         names = set(self.table.whole) - {self.table.lead}
-        others = [cell for cell in self._tested if cell.place.method in names and self._column(cell) in leads]
+        others = [
+            cell
+            for cell in self._tested
+            if cell.place.method in names and self._column(cell) in leads
+        ]
         made = [(cell, paired(leads[self._column(cell)].by_seed, cell.by_seed)) for cell in others]
         return [(cell, test) for cell, test in made if test is not None]
 
     def behind(self, cell: Cell) -> list[str]:
         """Methods that the lead was printed ahead of and, in its own cell, is not."""
-        own = [order for order in self.orders if (order.setting, order.quantity) == self._column(cell)]
-        return [second for order in own for first, second in order.swapped if first == cell.place.method == self.table.lead]
+        own = [
+            order for order in self.orders if (order.setting, order.quantity) == self._column(cell)
+        ]
+        return [
+            second
+            for order in own
+            for first, second in order.swapped
+            if first == cell.place.method == self.table.lead
+        ]
 
     @property
     def _tested(self) -> list[Cell]:
@@ -77,7 +127,11 @@ def latex(found: Comparison) -> str:
     return _written(found, tabular, "% {}".format, "% {}".format)
 
 
-FORMATS: Mapping[str, Callable[[Comparison], str]] = {"text": text, "markdown": markdown, "latex": latex}
+FORMATS: Mapping[str, Callable[[Comparison], str]] = {
+    "text": text,
+    "markdown": markdown,
+    "latex": latex,
+}
 
 
 def as_json(found: Comparison) -> dict[str, Any]:
@@ -113,7 +167,11 @@ def _cell_json(cell: Cell) -> dict[str, Any]:
 
 
 def _where(cell: Cell) -> dict[str, str]:
-    return {"setting": cell.place.setting, "method": cell.place.method, "quantity": cell.place.quantity}
+    return {
+        "setting": cell.place.setting,
+        "method": cell.place.method,
+        "quantity": cell.place.quantity,
+    }
 
 
 def _written(
@@ -124,11 +182,16 @@ def _written(
 ) -> str:
     parts = [
         heading(found.table.title),
-        grid(HEADINGS, [[*_line(cell), _verdict(cell, found.behind(cell))] for cell in found.shown]),
+        grid(
+            HEADINGS, [[*_line(cell), _verdict(cell, found.behind(cell))] for cell in found.shown]
+        ),
     ]
     parts += [plain(note) for note in _notes(found)]
     if found.orders:
-        parts += [heading("Order of the methods"), *(plain(_said(order)) for order in found.orders)]
+        parts += [
+            heading("MethodOrder of the methods"),
+            *(plain(_said(order)) for order in found.orders),
+        ]
     if found.spreads:
         parts += [
             heading("Over seeds, of runs whose number is final"),
@@ -170,18 +233,29 @@ def _notes(found: Comparison) -> list[str]:
     slips: dict[tuple[str, str, str], list[str]] = {}
     for cell in found.shown:
         if cell.printed is not None and cell.printed.note:
-            slips.setdefault((cell.place.method, cell.place.setting, cell.printed.note), []).append(cell.place.quantity)
-    told = [f"* {method}, {setting}, {', '.join(names)}: {note}" for (method, setting, note), names in slips.items()]
+            slips.setdefault((cell.place.method, cell.place.setting, cell.printed.note), []).append(
+                cell.place.quantity
+            )
+    told = [
+        f"* {method}, {setting}, {', '.join(names)}: {note}"
+        for (method, setting, note), names in slips.items()
+    ]
     return [*([found.table.note] if found.table.note else []), *told]
 
 
-def _said(order: Order) -> str:
+def _said(order: MethodOrder) -> str:
     start = f"{order.setting}, {order.quantity}: "
     of_what = "" if order.complete else " of what there is so far"
     if order.holds:
-        return f"{start}the printed order{of_what} holds ({order.pairs} {'pair' if order.pairs == 1 else 'pairs'})"
+        return (
+            f"{start}the printed order{of_what} holds ({order.pairs}"
+            f" {'pair' if order.pairs == 1 else 'pairs'})"
+        )
     pairs = ", ".join(f"{first} before {second}" for first, second in order.swapped)
-    return f"{start}the printed order{of_what} does not hold ({len(order.swapped)} of {order.pairs} pairs): not {pairs}"
+    return (
+        f"{start}the printed order{of_what} does not hold ({len(order.swapped)} of {order.pairs}"
+        f" pairs): not {pairs}"
+    )
 
 
 def _spread_line(cell: Cell, one: Spread) -> list[str]:
@@ -204,7 +278,9 @@ def _test_line(cell: Cell, test: Paired) -> list[str]:
 
 
 def _shown(cell: Cell, sign: str = "") -> Callable[[float | None], str]:
-    return lambda number: "-" if number is None else f"{number:{sign}.{max(cell.quantity.decimals, 1)}f}"
+    return lambda number: (
+        "-" if number is None else f"{number:{sign}.{max(cell.quantity.decimals, 1)}f}"
+    )
 
 
 def _chance(p: float | None) -> str:

@@ -1,4 +1,8 @@
-"""Records -> a picture: test accuracy against rounds, communications and local steps, with a band of one deviation over seeds."""
+"""Records -> a picture:
+
+test accuracy against rounds, communications and local steps, with a band of one deviation over
+seeds.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,12 +17,18 @@ from feddkd.reports.tables import families, labels
 from feddkd.rounds.loop import Row
 from feddkd.runs.record import Record
 
-AXES = {"round": "rounds", "communications": "communications", "local_steps": "local steps of an active client"}
+AXES = {
+    "round": "rounds",
+    "communications": "communications",
+    "local_steps": "local steps of an active client",
+}
 Histories = Mapping[str, Sequence[Sequence[Row]]]  # by label: the rows of each seed
 
 
 def curves(records: Sequence[Record], path: Path) -> None:
-    """Draw one curve a method into a file; the ending of its name (.png, .svg, .pdf) chooses the format."""
+    """Draw one curve a method into a file; the ending of its name (.png, .svg, .pdf) chooses the
+    format.
+    """
     groups = families(records)
     named = zip(labels(groups), groups, strict=True)
     draw({"": {label: [record.history for record in group] for label, group in named}}, path)
@@ -32,17 +42,27 @@ def draw(rows: Mapping[str, Histories], path: Path) -> None:
 
 
 @contextmanager
-def grid(path: Path, rows: int, columns: int, size: tuple[float, float], description: str = "") -> Iterator[Any]:
+def grid(
+    path: Path, rows: int, columns: int, size: tuple[float, float], description: str = ""
+) -> Iterator[Any]:
     """Rows of pictures to draw in, written to a file at the end."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(rows, columns, figsize=size, sharey="row", layout="constrained", squeeze=False)
+    figure, axes = pyplot.subplots(
+        rows, columns, figsize=size, sharey="row", layout="constrained", squeeze=False
+    )
     try:
         yield axes
-        figure.savefig(path, dpi=150, metadata={"Description": description} if description and path.suffix == ".png" else None)
+        figure.savefig(
+            path,
+            dpi=150,
+            metadata={"Description": description}
+            if description and path.suffix == ".png"
+            else None,
+        )
     except (OSError, ValueError) as error:
         raise InputError(f"cannot draw to {path}: {error}") from None
     finally:
@@ -63,7 +83,9 @@ def _row(axes: Sequence[Any], title: str, histories: Histories) -> None:
 def _curve(axis: Any, key: str, label: str, group: Sequence[Sequence[Row]]) -> None:
     """As far as all seeds have come."""
     rounds = min(map(len, group))
-    accuracy = 100 * np.array([[row["test_accuracy"] for row in history[:rounds]] for history in group])
+    accuracy = 100 * np.array(
+        [[row["test_accuracy"] for row in history[:rounds]] for history in group]
+    )
     band(axis, [row[key] for row in group[0][:rounds]], accuracy, label)
 
 

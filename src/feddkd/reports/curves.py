@@ -1,4 +1,8 @@
-"""Records -> curves: the mean over seeds round by round, one deviation to either side, against what has been spent so far."""
+"""Records -> curves:
+
+the mean over seeds round by round, one deviation to either side, against what has been spent so
+far.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
@@ -33,9 +37,14 @@ class Band(NamedTuple):
 
 
 def band(group: Sequence[Record], quantity: Quantity) -> Band | None:
-    """None where it was never recorded; NaN in a round where it was not, or was not finite (null in the record)."""
+    """None where it was never recorded; NaN in a round where it was not, or was not finite (null in
+    the record).
+    """
     rounds = min(len(record.history) for record in group)
-    found = np.array([[_value(quantity, row) for row in record.history[:rounds]] for record in group], dtype=np.float64)
+    found = np.array(
+        [[_value(quantity, row) for row in record.history[:rounds]] for record in group],
+        dtype=np.float64,
+    )
     return None if np.isnan(found).all() else Band(found.mean(0), found.std(0))
 
 
@@ -47,12 +56,17 @@ def _value(quantity: Quantity, row: Row) -> float | None:
 
 
 def spent(group: Sequence[Record]) -> dict[str, Numbers]:
-    """Axis -> what the seeds had spent after each round, on average. Seconds only where every round was timed."""
+    """Axis -> what the seeds had spent after each round, on average.
+
+    Seconds only where every round was timed.
+    """
     bands = {axis: band(group, amount) for axis, amount in SPENT.items()}
     found = {axis: bands[axis].mean for axis in AXES if axis in bands}  # type: ignore[union-attr]
     rounds = min(len(record.history) for record in group)
     if all(len(record.timings) >= rounds for record in group):
-        found["seconds"] = np.mean([list(accumulate(record.timings[:rounds])) for record in group], axis=0)
+        found["seconds"] = np.mean(
+            [list(accumulate(record.timings[:rounds])) for record in group], axis=0
+        )
     return found
 
 

@@ -1,4 +1,7 @@
-"""Records -> figures and tables for a paper, all in one style: as wide as a column, in PDF, SVG and PNG; LaTeX and Markdown."""
+"""Records -> figures and tables for a paper, all in one style:
+
+as wide as a column, in PDF, SVG and PNG; LaTeX and Markdown.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -13,17 +16,41 @@ from feddkd.runs.record import Counts, Record
 
 COLUMN = 3.3  # inches
 FORMATS = ("pdf", "svg", "png")
-COLOURS = ["#0b6bcb", "#c8402f", "#1f8a4c", "#a8650a", "#7346c7", "#0b7f86", "#b93285", "#5f6775", "#7d512c", "#567a0c"]
+COLOURS = [
+    "#0b6bcb",
+    "#c8402f",
+    "#1f8a4c",
+    "#a8650a",
+    "#7346c7",
+    "#0b7f86",
+    "#b93285",
+    "#5f6775",
+    "#7d512c",
+    "#567a0c",
+]
 STYLE: Any = {
-    "figure.figsize": (COLUMN, 2.3), "figure.constrained_layout.use": True, "font.size": 8, "axes.labelsize": 8,
-    "xtick.labelsize": 7, "ytick.labelsize": 7, "legend.fontsize": 7, "legend.frameon": False, "lines.linewidth": 1.3,
-    "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.6, "axes.grid": True, "grid.alpha": 0.25,
-    "grid.linewidth": 0.5, "savefig.dpi": 300,
-    "pdf.fonttype": 42,  # fonts embedded as such, so that text can be searched and publishers are content
+    "figure.figsize": (COLUMN, 2.3),
+    "figure.constrained_layout.use": True,
+    "font.size": 8,
+    "axes.labelsize": 8,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 7,
+    "legend.frameon": False,
+    "lines.linewidth": 1.3,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.6,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "grid.linewidth": 0.5,
+    "savefig.dpi": 300,
+    # fonts embedded as such, so that text can be searched and publishers are content
+    "pdf.fonttype": 42,
     "svg.fonttype": "path",  # drawn, so that no font is missing
     "svg.hashsalt": "feddkd",  # the same figure, the same bytes
     "text.parse_math": False,  # a name may hold a dollar sign
-}  # fmt: skip
+}
 Plate = Callable[[Any, Any], None]  # draws into a matplotlib figure and its axes
 
 
@@ -60,13 +87,20 @@ def _every(records: Sequence[Record]) -> Iterator[tuple[str, Plate]]:
     for axis, title in curves.AXES.items():
         if all(axis in curves.spent(group) for group in groups):
             guide = target_of(records)
-            yield f"accuracy-{axis.replace('_', '-')}", _curves(named, axis, title, "test accuracy in %", curves.accuracy, guide)
+            yield (
+                f"accuracy-{axis.replace('_', '-')}",
+                _curves(named, axis, title, "test accuracy in %", curves.accuracy, guide),
+            )
     for name, (quantity, title) in {
         "gain": (curves.gain, "gain of DKD in points"),
         "l2": (curves.theory("L2"), "L2' after DKD, nats"),
         "bound": (curves.theory("bound"), "L1' + L2' after DKD, nats"),
     }.items():
-        some = {label: group for label, group in named.items() if curves.band(group, quantity) is not None}
+        some = {
+            label: group
+            for label, group in named.items()
+            if curves.band(group, quantity) is not None
+        }
         if some:
             yield name, _curves(some, "round", "rounds", title, quantity)
     held = next((record.partition for record in records if record.partition is not None), None)
@@ -74,18 +108,28 @@ def _every(records: Sequence[Record]) -> Iterator[tuple[str, Plate]]:
         yield "partition", _squares(held, "class", "client", "training examples")
     for number, (label, group) in enumerate(named.items()):
         if (found := confused(group)) is not None:
-            yield f"confusion-{number}", _squares(found, "taken for", "class", f"test examples, {label}")
+            yield (
+                f"confusion-{number}",
+                _squares(found, "taken for", "class", f"test examples, {label}"),
+            )
 
 
 def _curves(
-    named: dict[str, list[Record]], axis: str, across: str, up: str, quantity: Quantity, guide: float | None = None
-) -> Plate:  # fmt: skip
+    named: dict[str, list[Record]],
+    axis: str,
+    across: str,
+    up: str,
+    quantity: Quantity,
+    guide: float | None = None,
+) -> Plate:
     def plate(figure: Any, axes: Any) -> None:
         for label, group in named.items():
             band, x = curves.band(group, quantity), curves.spent(group)[axis]
             if band is not None:
                 axes.plot(x, band.mean, label=label)
-                axes.fill_between(x, band.mean - band.std, band.mean + band.std, alpha=0.18, linewidth=0)
+                axes.fill_between(
+                    x, band.mean - band.std, band.mean + band.std, alpha=0.18, linewidth=0
+                )
         if guide is not None:
             axes.axhline(100 * guide, color="0.35", linestyle=":", linewidth=0.8)
         axes.set(xlabel=across, ylabel=up)

@@ -6,8 +6,10 @@ import numpy as np
 
 
 def heterogeneity(counts: Sequence[Sequence[int]]) -> dict[str, float]:
-    """Figures by name. Distances are those between a client's distribution of classes and that of all examples, in the mean over
-    clients: 0 where all clients are alike, and 1 at most. Jensen-Shannon is the divergence, in bits."""
+    """Figures by name. Distances are those between a client's distribution of classes and that of
+    all examples, in the mean over clients: 0 where all clients are alike, and 1 at most.
+    Jensen-Shannon is the divergence, in bits.
+    """
     from scipy.spatial.distance import jensenshannon
 
     held = np.array(counts, dtype=np.float64)

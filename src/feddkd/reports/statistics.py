@@ -1,4 +1,7 @@
-"""How sure a mean is, and a difference: between two methods that ran with the same seeds, or to a printed number."""
+"""How sure a mean is, and a difference:
+
+between two methods that ran with the same seeds, or to a printed number.
+"""
 
 import math
 import statistics
@@ -32,7 +35,11 @@ class Paired:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    mean, median, population = statistics.fmean(values), statistics.median(values), statistics.pstdev(values)
+    mean, median, population = (
+        statistics.fmean(values),
+        statistics.median(values),
+        statistics.pstdev(values),
+    )
     if len(values) < 2:
         return Spread(len(values), mean, median, population, None, None, None)
     from scipy.stats import t
@@ -47,18 +54,29 @@ def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Paired | N
     differences = [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
     if not differences:
         return None
-    return Paired(spread(differences), sum(one > 0 for one in differences), _t_test(differences), _wilcoxon(differences))
+    return Paired(
+        spread(differences),
+        sum(one > 0 for one in differences),
+        _t_test(differences),
+        _wilcoxon(differences),
+    )
 
 
 def apart(ours: Sequence[float], mean: float, population_std: float, n: int) -> float | None:
-    """How likely our numbers and n others, known by their mean and deviation alone, would lie so far apart if both came from one
-    place: Welch's t-test. None where there are too few, or none of them differ."""
+    """How likely our numbers and n others, known by their mean and deviation alone, would lie so
+    far apart if both came from one place: Welch's t-test. None where there are too few, or none of
+    them differ.
+    """
     if min(len(ours), n) < 2 or (population_std == 0 and statistics.stdev(ours) == 0):
         return None
     from scipy.stats import ttest_ind_from_stats
 
     others = mean, population_std * math.sqrt(n / (n - 1)), n
-    return float(ttest_ind_from_stats(statistics.fmean(ours), statistics.stdev(ours), len(ours), *others, equal_var=False).pvalue)
+    return float(
+        ttest_ind_from_stats(
+            statistics.fmean(ours), statistics.stdev(ours), len(ours), *others, equal_var=False
+        ).pvalue
+    )
 
 
 def _t_test(differences: Sequence[float]) -> float | None:

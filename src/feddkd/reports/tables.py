@@ -15,7 +15,9 @@ from feddkd.runs.summary import mean_and_std, summarise, to_target
 
 
 def table(records: Sequence[Record]) -> Table:
-    """Accuracy by protocol, the gain of the last phases over the plain average, and what the target cost."""
+    """Accuracy by protocol, the gain of the last phases over the plain average, and what the target
+    cost.
+    """
     page = Table(title="Test accuracy in %", box=SIMPLE_HEAD, padding=0, show_edge=False)
     page.caption, page.caption_justify = "\n".join(caption(records)), "left"
     (method, *headings), lines = grid(records)
@@ -31,28 +33,47 @@ def grid(records: Sequence[Record]) -> tuple[list[str], list[list[str]]]:
     """The table's headings and lines."""
     target, groups = target_of(records), families(records)
     more = ["n"] if target is None else ["hit", "rounds", "comms", "steps", "MB"]
-    lines = [[label, *_cells(group, target)] for label, group in zip(labels(groups), groups, strict=True)]
+    lines = [
+        [label, *_cells(group, target)] for label, group in zip(labels(groups), groups, strict=True)
+    ]
     headings = ["method", "best", "last", "average", *more]
     if not any("epsilon" in record.history[-1] for record in records):
         return headings, lines
-    return [*headings, "epsilon"], [[*line, _epsilon(group)] for line, group in zip(lines, groups, strict=True)]
+    return [*headings, "epsilon"], [
+        [*line, _epsilon(group)] for line, group in zip(lines, groups, strict=True)
+    ]
 
 
 def as_json(records: Sequence[Record]) -> dict[str, Any]:
     """The table's numbers: shares, not percents."""
     target, groups = target_of(records), families(records)
     lines = [
-        {"method": label, "family": group[0].manifest["family"], "seeds": [r.manifest["canonical"]["seed"] for r in group],
-         "test_accuracy": {name: told(values) for name, values in accuracies(group).items()},
-         "to_target": None if target is None else {name: told(values) for name, values in prices(group, target).items()}}
+        {
+            "method": label,
+            "family": group[0].manifest["family"],
+            "seeds": [r.manifest["canonical"]["seed"] for r in group],
+            "test_accuracy": {name: told(values) for name, values in accuracies(group).items()},
+            "to_target": (
+                None
+                if target is None
+                else {name: told(values) for name, values in prices(group, target).items()}
+            ),
+        }
         for label, group in zip(labels(groups), groups, strict=True)
-    ]  # fmt: skip
+    ]
     return {"target": target, "methods": lines}
 
 
 def target_of(records: Sequence[Record]) -> float | None:
     """The accuracy whose price is told: that of the first run that names one."""
-    return next((r.manifest["experiment"]["target"] for r in records if "target" in r.manifest["experiment"]), None)
+    return next(
+        (
+            r.manifest["experiment"]["target"]
+            for r in records
+            if "target" in r.manifest["experiment"]
+        ),
+        None,
+    )
 
 
 def families(records: Sequence[Record]) -> list[list[Record]]:
@@ -64,10 +85,15 @@ def families(records: Sequence[Record]) -> list[list[Record]]:
 
 
 def drawing(held: Indices, classes: Sequence[str], width: int) -> Table:
-    """Clients x classes: how many examples of each class each client holds; in shades, where the numbers are too wide."""
+    """Clients x classes:
+
+    how many examples of each class each client holds; in shades, where the numbers are too wide.
+    """
     numbers = [[str(count) if count else "·" for count in row] for row in held]
     needed = [max(map(len, column)) for column in zip(classes, *numbers, strict=True)]
-    shades = ["".join("·▁▂▃▄▅▆▇█"[-(-8 * count // held.max())] for count in row) for row in held.tolist()]
+    shades = [
+        "".join("·▁▂▃▄▅▆▇█"[-(-8 * count // held.max())] for count in row) for row in held.tolist()
+    ]
     page = Table(box=SIMPLE_HEAD, padding=0, show_edge=False)
     fits = len("client examples ") + sum(needed) + len(needed) <= width
     signs = "".join(classes) if max(map(len, classes)) == 1 else "classes"
@@ -76,26 +102,53 @@ def drawing(held: Indices, classes: Sequence[str], width: int) -> Table:
     for client, row in enumerate(held):
         page.add_row(str(client), str(row.sum()), *(numbers[client] if fits else [shades[client]]))
     if not fits:
-        page.caption = f"one sign a class, in the order of its number; █ is {held.max()} examples, · none"
+        page.caption = (
+            f"one sign a class, in the order of its number; █ is {held.max()} examples, · none"
+        )
     return page
 
 
 def confused(group: Sequence[Record]) -> Counts | None:
     """The confusion matrices of a family's final models together; None where no record has one."""
     known = [record.confusion for record in group if record.confusion is not None]
-    return Counts(known[0].classes, np.sum([one.counts for one in known], axis=0).tolist()) if known else None
+    return (
+        Counts(known[0].classes, np.sum([one.counts for one in known], axis=0).tolist())
+        if known
+        else None
+    )
 
 
 def labels(groups: list[list[Record]]) -> list[str]:
-    """A name of the user's, or the method by its names alone; with more, where that would not tell two lines apart."""
+    """A name of the user's, or the method by its names alone; with more, where that would not tell
+    two lines apart.
+    """
     manifests = [group[0].manifest for group in groups]
-    keys = dict.fromkeys(key for m in manifests for key in m["canonical"] if key not in ("method", "seed", "split_seed"))
-    told = [key for key in keys if len({manifest["canonical"].get(key) for manifest in manifests}) > 1]
-    more = ["".join(f", {key} {m['experiment'].get(key, m['canonical'].get(key))}" for key in told) for m in manifests]
+    keys = dict.fromkeys(
+        key
+        for m in manifests
+        for key in m["canonical"]
+        if key not in ("method", "seed", "split_seed")
+    )
+    told = [
+        key for key in keys if len({manifest["canonical"].get(key) for manifest in manifests}) > 1
+    ]
+    more = [
+        "".join(f", {key} {m['experiment'].get(key, m['canonical'].get(key))}" for key in told)
+        for m in manifests
+    ]
     whole = [group[0].label for group in groups]
-    short = [group[0].manifest["experiment"].get("name") or method_names(group[0]) for group in groups]
-    tries = short, [a + b for a, b in zip(short, more, strict=True)], whole, [a + b for a, b in zip(whole, more, strict=True)]
-    return [next((t[at] for t in tries if t.count(t[at]) == 1), whole[at]) for at in range(len(groups))]
+    short = [
+        group[0].manifest["experiment"].get("name") or method_names(group[0]) for group in groups
+    ]
+    tries = (
+        short,
+        [a + b for a, b in zip(short, more, strict=True)],
+        whole,
+        [a + b for a, b in zip(whole, more, strict=True)],
+    )
+    return [
+        next((t[at] for t in tries if t.count(t[at]) == 1), whole[at]) for at in range(len(groups))
+    ]
 
 
 def method_names(record: Record) -> str:
@@ -110,20 +163,37 @@ def caption(records: Sequence[Record]) -> list[str]:
     selections = sorted({summarise(record.history)["selection"] for record in records})
     lines = [
         f"accuracy of {'; or of '.join(protocols)}; mean ± population std over n seeds",
-        f"best: at the {' or '.join(selections)}; last: at the end; average: before DKD in the last round",
+        (
+            f"best: at the {' or '.join(selections)}; last: at the end; average: before DKD in the"
+            " last round"
+        ),
     ]
-    if deltas := sorted({record.history[-1]["delta"] for record in records if "delta" in record.history[-1]}):
-        lines.append(f"epsilon: differential privacy of clients at the end, at delta {' or '.join(f'{d:.3g}' for d in deltas)}")
+    if deltas := sorted(
+        {record.history[-1]["delta"] for record in records if "delta" in record.history[-1]}
+    ):
+        lines.append(
+            "epsilon: differential privacy of clients at the end, at delta"
+            f" {' or '.join(f'{d:.3g}' for d in deltas)}"
+        )
     if target is not None:
-        lines.append(f"hit: seeds that reached {100 * target:g} %, and what that cost them on average")
+        lines.append(
+            f"hit: seeds that reached {100 * target:g} %, and what that cost them on average"
+        )
     if unfinished := sum(not record.finished for record in records):
         lines.append(f"unfinished, and taken as they stand: {unfinished} of {len(records)} runs")
     return lines
 
 
 def accuracies(group: Sequence[Record]) -> dict[str, list[float]]:
-    """Seed by seed: at the best validation round, at the end, and at the end before DKD, where that is something else."""
-    summaries, ends = [summarise(record.history) for record in group], [record.history[-1] for record in group]
+    """Seed by seed:
+
+    at the best validation round, at the end, and at the end before DKD, where that is something
+    else.
+    """
+    summaries, ends = (
+        [summarise(record.history) for record in group],
+        [record.history[-1] for record in group],
+    )
     return {
         "best": [summary["test_accuracy"] for summary in summaries],
         "last": [summary["final_test_accuracy"] for summary in summaries],
@@ -134,7 +204,13 @@ def accuracies(group: Sequence[Record]) -> dict[str, list[float]]:
 def _epsilon(group: Sequence[Record]) -> str:
     """The same for all seeds; JSON has no infinity, so it stands there as null."""
     last = group[0].history[-1]
-    return "-" if "epsilon" not in last else "infinite" if last["epsilon"] is None else f"{last['epsilon']:.2f}"
+    return (
+        "-"
+        if "epsilon" not in last
+        else "infinite"
+        if last["epsilon"] is None
+        else f"{last['epsilon']:.2f}"
+    )
 
 
 def prices(group: Sequence[Record], target: float) -> dict[str, list[float]]:
@@ -158,7 +234,9 @@ def _cells(group: Sequence[Record], target: float | None) -> list[str]:
 
 
 def paired_cells(test: Paired) -> list[str]:
-    """A difference in points, its interval, the seeds in which it is one, and how likely it is by chance."""
+    """A difference in points, its interval, the seeds in which it is one, and how likely it is by
+    chance.
+    """
     gap = test.difference
     interval = "-" if gap.low is None else f"{gap.low:+.2f} to {gap.high:+.2f}"
     chances = ["-" if p is None else f"{p:.2g}" for p in (test.t_p, test.wilcoxon_p)]
@@ -167,7 +245,11 @@ def paired_cells(test: Paired) -> list[str]:
 
 def told(values: list[float]) -> dict[str, float] | None:
     """For JSON."""
-    return {"n": len(values), **dict(zip(("mean", "std"), mean_and_std(values), strict=True))} if values else None
+    return (
+        {"n": len(values), **dict(zip(("mean", "std"), mean_and_std(values), strict=True))}
+        if values
+        else None
+    )
 
 
 def _short(value: float) -> str:

@@ -1,8 +1,9 @@
 """Who answers and who does not, and what a run puts up with.
 
-In an exchange a client may `drop`: it was asked and never answers, so what it holds stays as it was. Or it may be `late`: it
-computes, and what it holds moves on, but its upload comes when nobody waits any more. Either way it is out for the rest of the
-round. Absences are decided by the loop over rounds, not by an engine, so every engine replays the same.
+In an exchange a client may `drop`: it was asked and never answers, so what it holds stays as it
+was. Or it may be `late`: it computes, and what it holds moves on, but its upload comes when nobody
+waits any more. Either way it is out for the rest of the round. Absences are decided by the loop
+over rounds, not by an engine, so every engine replays the same.
 """
 
 import csv
@@ -26,7 +27,10 @@ Probability = Annotated[float, Bound(least=0, most=1)]
 
 
 class Absence(NamedTuple):
-    """One line of a trace: in repetition `step` of the phase of this name, in this round, this client does not answer."""
+    """One line of a trace:
+
+    in repetition `step` of the phase of this name, in this round, this client does not answer.
+    """
 
     round: Count
     client: Whole
@@ -37,7 +41,9 @@ class Absence(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Availability(Spelled):
-    """A rule that says for each (seed, round, exchange, client) whether the client fails to answer, and how."""
+    """A rule that says for each (seed, round, exchange, client) whether the client fails to answer,
+    and how.
+    """
 
     event: Callable[[int, int, Exchange, int], Event | None]
     identity: str = ""  # what it is called in digests, where that is not its spelling
@@ -52,9 +58,15 @@ class Availability(Spelled):
         names = dict.fromkeys(phase.name for phase in method.phases if phase.asks_clients)
         for absence in self.absences:
             if absence.phase not in names:
-                raise InputError(f"availability: no clients are asked in a phase {absence.phase!r}; phases: {', '.join(names)}")
+                raise InputError(
+                    f"availability: no clients are asked in a phase {absence.phase!r}; phases:"
+                    f" {', '.join(names)}"
+                )
             if absence.client >= clients:
-                raise InputError(f"availability: there is no client {absence.client}; they go from 0 to {clients - 1}")
+                raise InputError(
+                    f"availability: there is no client {absence.client}; they go from 0 to"
+                    f" {clients - 1}"
+                )
 
 
 AVAILABILITIES: Registry[Availability] = Registry("availability", "feddkd.availabilities")
@@ -67,13 +79,27 @@ def always() -> Availability:
 
 
 @AVAILABILITIES.register
-def random(*, drop: Probability = 0.1, late: Probability = 0.0, seed: Whole | None = None) -> Availability:
-    """In each exchange a client drops out or is late with these probabilities, by the run's seed unless one is given."""
+def random(
+    *, drop: Probability = 0.1, late: Probability = 0.0, seed: Whole | None = None
+) -> Availability:
+    """In each exchange a client drops out or is late with these probabilities, by the run's seed
+    unless one is given.
+    """
     if drop + late > 1:
-        raise InputError(f"availability 'random': drop and late are {drop + late:g} together, and may be 1 at most")
+        raise InputError(
+            f"availability 'random': drop and late are {drop + late:g} together, and may be 1 at"
+            " most"
+        )
 
     def event(own: int, t: int, exchange: Exchange, client: int) -> Event | None:
-        key = ("availability", own if seed is None else seed, t, exchange.index, exchange.step, client)
+        key = (
+            "availability",
+            own if seed is None else seed,
+            t,
+            exchange.index,
+            exchange.step,
+            client,
+        )
         drawn = generator(key).random()
         return "drop" if drawn < drop else "late" if drawn < drop + late else None
 
@@ -82,15 +108,24 @@ def random(*, drop: Probability = 0.1, late: Probability = 0.0, seed: Whole | No
 
 @AVAILABILITIES.register
 def trace(*, file: str) -> Availability:
-    """Absences listed in a CSV file: round, client, phase, step, event (drop or late). It is known by what it holds."""
+    """Absences listed in a CSV file:
+
+    round, client, phase, step, event (drop or late). It is known by what it holds.
+    """
     try:
         text = Path(file).read_text(encoding="utf-8-sig")
         lines = list(csv.DictReader(io.StringIO(text, newline=""), strict=True))
     except (OSError, ValueError, csv.Error) as error:
-        raise InputError(f"cannot read the availability trace {file}: {getattr(error, 'strerror', None) or error}") from None
+        raise InputError(
+            f"cannot read the availability trace {file}:"
+            f" {getattr(error, 'strerror', None) or error}"
+        ) from None
     header = text.splitlines()[0] if text else ""
     if sorted(name.strip() for name in header.split(",")) != sorted(Absence._fields):
-        raise InputError(f"{file}: the first line must name the columns {','.join(Absence._fields)}, not {header[:200]!r}")
+        raise InputError(
+            f"{file}: the first line must name the columns {','.join(Absence._fields)}, not"
+            f" {header[:200]!r}"
+        )
     try:
         return listed(_read(line, number) for number, line in enumerate(lines, 2))
     except InputError as error:
@@ -102,18 +137,28 @@ def _read(line: Mapping[str | None, Any], number: int) -> tuple[Any, ...]:
     if None in line or None in line.values():
         raise InputError(f"line {number} has not as many values as there are columns")
     values = {str(name).strip(): value.strip() for name, value in line.items()}
-    whole = {name: int(values[name]) if values[name].isdecimal() else values[name] for name in ("round", "client", "step")}
+    whole = {
+        name: int(values[name]) if values[name].isdecimal() else values[name]
+        for name in ("round", "client", "step")
+    }
     return tuple({**values, **whole}[name] for name in Absence._fields)
 
 
 def listed(rows: Iterable[Sequence[Any]]) -> Availability:
-    """The absences of a list, each (round, client, phase, step, event), as in (1, 0, "distil", 2, "drop")."""
+    """The absences of a list, each (round, client, phase, step, event), as in (1, 0, "distil", 2,
+    "drop").
+    """
     hints = typing.get_type_hints(Absence, include_extras=True)
     events: dict[tuple[Any, ...], Absence] = {}
     for row in rows:
         if len(row) != len(hints):
             raise InputError(f"an absence is ({', '.join(hints)}), not {tuple(row)!r}")
-        absence = Absence(*(checked(value, hints[name], f"availability: {name}") for name, value in zip(hints, row, strict=True)))
+        absence = Absence(
+            *(
+                checked(value, hints[name], f"availability: {name}")
+                for name, value in zip(hints, row, strict=True)
+            )
+        )
         if absence[:-1] in events:
             raise InputError(f"availability: {absence[:-1]} is listed twice")
         events[absence[:-1]] = absence
@@ -136,15 +181,16 @@ class Tolerance:
 
     availability: Availability = ALWAYS
     min_clients: int = 1  # with fewer left a round ends, and what stood before is kept
-    on_divergence: OnDivergence = "drop"  # a client whose numbers are not finite is left out, or ends the run, or nobody looks
+    # a client whose numbers are not finite is left out, or ends the run, or nobody looks
+    on_divergence: OnDivergence = "drop"
 
 
 def tolerance(availability: str | Availability, min_clients: Any, on_divergence: Any) -> Tolerance:
     """From what somebody wrote down."""
     if not isinstance(availability, str | Availability):
         raise InputError(
-            f"availability must be a text, such as 'random(drop=0.1)', or listed(rows), not {type(availability).__name__}; "
-            f"there are: {choices(AVAILABILITIES)}"
+            "availability must be a text, such as 'random(drop=0.1)', or listed(rows), not"
+            f" {type(availability).__name__}; there are: {choices(AVAILABILITIES)}"
         )
     return Tolerance(
         AVAILABILITIES.one(availability) if isinstance(availability, str) else availability,

@@ -1,10 +1,12 @@
-"""The quantities of the paper's theory, measured on the training examples of a round's clients when the round has ended.
+"""The quantities of the paper's theory, measured on the training examples of a round's clients when
+the round has ended.
 
     L1' = 1/m sum_k E_{D_k} KL(y || f(w_k))        the clients' models against the labels
     L2' = 1/m sum_k E_{D_k} KL(f(w_k) || f(w))     the clients' models against the shared one, before DKD and after it
 
-Proposition 1 bounds the squared total variation distance between labels and shared model by L1' + L2'. Like evaluation this is
-an exchange, so nothing but sums leaves a client; it costs the clients a pass over their data and is no part of a run's costs.
+Proposition 1 bounds the squared total variation distance between labels and shared model by L1' +
+L2'. Like evaluation this is an exchange, so nothing but sums leaves a client; it costs the clients
+a pass over their data and is no part of a run's costs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +22,15 @@ from feddkd.method import Batch, Collect, Exchange, Fold, Phase, own_model
 from feddkd.models.functional import Model
 from feddkd.tensors import Groups, Tensors, combine, only
 
-TALLIES = ("examples", "own_loss", "own_correct", "loss", "correct", "divergence", "average_divergence")
+TALLIES = (
+    "examples",
+    "own_loss",
+    "own_correct",
+    "loss",
+    "correct",
+    "divergence",
+    "average_divergence",
+)
 
 
 def diagnose(
@@ -29,17 +39,30 @@ def diagnose(
     cohorts: Sequence[tuple[int, ...]],
     retain: frozenset[str] | None,
 ) -> list[dict[str, Any]]:
-    """For each (run, state at the end, state before DKD) and the clients that took part: the quantities by name.
+    """For each (run, state at the end, state before DKD) and the clients that took part: the
+    quantities by name.
 
-    Clients must still hold their models (memo group "model"); afterwards they keep what `retain` names.
+    Clients must still hold their models (memo group "model"); afterwards they keep what `retain`
+    names.
     """
     orders = [
-        Order(run, {**{name: end[name] for name in ("params", "buffers", "start")}, "average": before["params"],
-                    "average_buffers": before["buffers"]}, cohort, ("diagnose",))
+        Order(
+            run,
+            {
+                **{name: end[name] for name in ("params", "buffers", "start")},
+                "average": before["params"],
+                "average_buffers": before["buffers"],
+            },
+            cohort,
+            ("diagnose",),
+        )
         for (run, end, before), cohort in zip(states, cohorts, strict=True)
-    ]  # fmt: skip
+    ]
     replies = engine.exchange(Exchange(PHASE, retain=retain), orders)
-    return [_summary(reply.collected, end, before) for reply, (_, end, before) in zip(replies, states, strict=True)]
+    return [
+        _summary(reply.collected, end, before)
+        for reply, (_, end, before) in zip(replies, states, strict=True)
+    ]
 
 
 def _summary(collected: Groups, end: Groups, before: Groups) -> dict[str, Any]:
@@ -48,12 +71,18 @@ def _summary(collected: Groups, end: Groups, before: Groups) -> dict[str, Any]:
     mean = {name: sum(values) / len(values) for name, values in each.items()}
     l1, l2, l2_average = mean["own_loss"], mean["divergence"], mean["average_divergence"]
     return {
-        "L1": l1, "L2_average": l2_average, "L2": l2, "bound_average": l1 + l2_average, "bound": l1 + l2,
+        "L1": l1,
+        "L2_average": l2_average,
+        "L2": l2,
+        "bound_average": l1 + l2_average,
+        "bound": l1 + l2,
         "moved": _norm(combine(torch.sub, end["params"], before["params"])).item(),
         "update_norms": collected["norm"]["update"].double().cpu().tolist(),
-        "client_loss": each["own_loss"], "client_accuracy": each["own_correct"],
-        "global_loss": each["loss"], "global_accuracy": each["correct"],
-    }  # fmt: skip
+        "client_loss": each["own_loss"],
+        "client_accuracy": each["own_correct"],
+        "global_loss": each["loss"],
+        "global_accuracy": each["correct"],
+    }
 
 
 def _norm(tensors: Tensors) -> Tensor:
@@ -70,17 +99,26 @@ def _start(model: Model, sent: Groups, memo: Groups) -> Groups:
     zero = torch.zeros((), dtype=torch.float64, device=next(iter(params.values())).device)
     tally = dict.fromkeys(TALLIES, zero)
     return {
-        "params": params, "buffers": buffers, "average": before[0], "average_buffers": before[1], "model": memo["model"],
+        "params": params,
+        "buffers": buffers,
+        "average": before[0],
+        "average_buffers": before[1],
+        "model": memo["model"],
         "tally": tally,
-    }  # fmt: skip
+    }
 
 
 def _step(model: Model, sent: Groups, carry: Groups, batch: Batch) -> Groups:
     def outputs(params: Tensors, buffers: Tensors) -> Tensor:
-        return log_softmax(model(params, buffers, batch.x, mode="eval", key=batch.key).logits.double(), -1)
+        return log_softmax(
+            model(params, buffers, batch.x, mode="eval", key=batch.key).logits.double(), -1
+        )
 
     own = outputs(only(carry["model"], model.param_names), only(carry["model"], model.buffer_names))
-    shared, average = outputs(carry["params"], carry["buffers"]), outputs(carry["average"], carry["average_buffers"])
+    shared, average = (
+        outputs(carry["params"], carry["buffers"]),
+        outputs(carry["average"], carry["average_buffers"]),
+    )
     present = (batch.share > 0).double()
     found: Mapping[str, Tensor] = {
         "examples": present,
@@ -96,7 +134,9 @@ def _step(model: Model, sent: Groups, carry: Groups, batch: Batch) -> Groups:
 
 
 def _finish(model: Model, sent: Groups, carry: Groups, memo: Groups) -> tuple[Groups, Groups]:
-    update = combine(lambda start, trained: trained - start, sent["start"], only(memo["model"], sent["start"]))
+    update = combine(
+        lambda start, trained: trained - start, sent["start"], only(memo["model"], sent["start"])
+    )
     return {"tally": carry["tally"], "norm": {"update": _norm(update)}}, memo
 
 

@@ -1,7 +1,8 @@
 """Accuracy and loss by protocol; every number carries the name of its own.
 
-Evaluation is an exchange like any other, a fold over a test set, so every engine can do it and private tensors need not leave
-their client. The server takes part as one more client that holds the validation and test sets.
+Evaluation is an exchange like any other, a fold over a test set, so every engine can do it and
+private tensors need not leave their client. The server takes part as one more client that holds the
+validation and test sets.
 """
 
 from collections.abc import Sequence
@@ -29,7 +30,10 @@ class Protocol(Enum):
     """Whose model is judged on which examples, and how that becomes one number."""
 
     GLOBAL = "the global model on the whole test set"
-    CLIENT_MEAN = "each client's model on its own test set (the whole test set where it has none of its own), mean over clients"
+    CLIENT_MEAN = (
+        "each client's model on its own test set (the whole test set where it has none of its own),"
+        " mean over clients"
+    )
     CLIENT_POOLED = "each client's model on its own test set, all examples pooled"
 
 
@@ -40,7 +44,9 @@ class Measured(NamedTuple):
 
 
 def fitting_protocol(method: Method, own_tests: bool) -> Protocol:
-    """Client by client where the partition deals out test sets or the method has private tensors, else one global model."""
+    """Client by client where the partition deals out test sets or the method has private tensors,
+    else one global model.
+    """
     return Protocol.CLIENT_MEAN if own_tests or method.personal else Protocol.GLOBAL
 
 
@@ -53,11 +59,16 @@ def find_protocol(name: str, method: Method, own_tests: bool) -> Protocol:
         raise InputError(f"unknown evaluation {name!r}; there are: {choices(('auto', *known))}")
     protocol = known[name]
     if protocol is Protocol.GLOBAL and method.personal:
-        raise InputError(f"evaluation='global' judges one shared model, and in {method} clients keep tensors of their own")
+        raise InputError(
+            f"evaluation='global' judges one shared model, and in {method} clients keep tensors of"
+            " their own"
+        )
     return protocol
 
 
-def measure(engine: Engine, states: Sequence[tuple[int, Groups]], protocol: Protocol, source: Source) -> list[Measured]:
+def measure(
+    engine: Engine, states: Sequence[tuple[int, Groups]], protocol: Protocol, source: Source
+) -> list[Measured]:
     """Judge the model in each (run, state) on the validation or test set."""
     replies = engine.exchange(Exchange(PHASES[source]), _orders(engine, states, protocol))
     if not all(reply.clients for reply in replies):
@@ -65,8 +76,11 @@ def measure(engine: Engine, states: Sequence[tuple[int, Groups]], protocol: Prot
     return [_summary(reply.collected["tally"], protocol) for reply in replies]
 
 
-def confusions(engine: Engine, states: Sequence[tuple[int, Groups]], protocol: Protocol, classes: int) -> list[list[list[int]]]:
-    """For the model in each (run, state): how many test examples of a class (row) were taken for which (column).
+def confusions(
+    engine: Engine, states: Sequence[tuple[int, Groups]], protocol: Protocol, classes: int
+) -> list[list[list[int]]]:
+    """For the model in each (run, state): how many test examples of a class (row) were taken for
+    which (column).
 
     Where clients are judged one by one, over all of them together.
     """
@@ -74,7 +88,9 @@ def confusions(engine: Engine, states: Sequence[tuple[int, Groups]], protocol: P
     return [reply.collected["tally"]["counts"].sum(0).long().tolist() for reply in replies]
 
 
-def _orders(engine: Engine, states: Sequence[tuple[int, Groups]], protocol: Protocol) -> list[Order]:
+def _orders(
+    engine: Engine, states: Sequence[tuple[int, Groups]], protocol: Protocol
+) -> list[Order]:
     orders = []
     for run, state in states:
         cohort = (SERVER,) if protocol is Protocol.GLOBAL else tuple(range(len(engine.sizes(run))))
@@ -85,16 +101,28 @@ def _orders(engine: Engine, states: Sequence[tuple[int, Groups]], protocol: Prot
 
 def _summary(tally: Tensors, protocol: Protocol) -> Measured:
     """Tallies stacked over clients -> numbers. One transfer from the device."""
-    correct, loss, count = torch.stack([tally["correct"], tally["loss"], tally["count"]]).double().cpu()
+    correct, loss, count = (
+        torch.stack([tally["correct"], tally["loss"], tally["count"]]).double().cpu()
+    )
     by_client = None if protocol is Protocol.GLOBAL else (correct / count).tolist()
     if protocol is Protocol.CLIENT_MEAN:
         return Measured((correct / count).mean().item(), (loss / count).mean().item(), by_client)
-    return Measured((correct.sum() / count.sum()).item(), (loss.sum() / count.sum()).item(), by_client)
+    return Measured(
+        (correct.sum() / count.sum()).item(), (loss.sum() / count.sum()).item(), by_client
+    )
 
 
-def _start(model: Model, sent: Groups, memo: Groups, names: Sequence[str] = TALLIES, shape: Sequence[int] = ()) -> Groups:
+def _start(
+    model: Model,
+    sent: Groups,
+    memo: Groups,
+    names: Sequence[str] = TALLIES,
+    shape: Sequence[int] = (),
+) -> Groups:
     params, buffers = own_model(model, sent, memo)
-    zeros = torch.zeros(tuple(shape), dtype=torch.float64, device=next(iter(params.values())).device)
+    zeros = torch.zeros(
+        tuple(shape), dtype=torch.float64, device=next(iter(params.values())).device
+    )
     return {"params": params, "buffers": buffers, "tally": dict.fromkeys(names, zeros)}
 
 
@@ -116,9 +144,15 @@ def _step(model: Model, sent: Groups, carry: Groups, batch: Batch) -> Groups:
 
 def counting(classes: int) -> Phase:
     def step(model: Model, sent: Groups, carry: Groups, batch: Batch) -> Groups:
-        true, taken = (one_hot(labels, classes).double() for labels in (batch.y, _logits(model, carry, batch).argmax(-1)))
+        true, taken = (
+            one_hot(labels, classes).double()
+            for labels in (batch.y, _logits(model, carry, batch).argmax(-1))
+        )
         present = (batch.share > 0).double()
-        return {**carry, "tally": {"counts": carry["tally"]["counts"] + (true * present[:, None]).T @ taken}}
+        return {
+            **carry,
+            "tally": {"counts": carry["tally"]["counts"] + (true * present[:, None]).T @ taken},
+        }
 
     start = partial(_start, names=("counts",), shape=(classes, classes))
     return _phase("test", "count", Fold(start, step, _finish, sums=True))

@@ -1,6 +1,7 @@
 """The loop: cohort -> exchanges -> evaluate -> row. It reads like Algorithm 1.
 
-Several runs (seeds of one experiment) go through it in lock-step; a run's numbers do not depend on who runs beside it.
+Several runs (seeds of one experiment) go through it in lock-step; a run's numbers do not depend on
+who runs beside it.
 """
 
 import logging
@@ -43,11 +44,18 @@ def play(
 ) -> Iterator[list[Row]]:
     """Yield one row a run, round after round; the runs' states and costs go along.
 
-    A run that cannot go on keeps its `error` and has no more rows; the error is raised once there is no other run left.
+    A run that cannot go on keeps its `error` and has no more rows; the error is raised once there
+    is no other run left.
     """
-    loop = Loop(method.fitted(model), Exchanges(model, engine, tolerance), cohort, protocol, diagnostics)
+    loop = Loop(
+        method.fitted(model), Exchanges(model, engine, tolerance), cohort, protocol, diagnostics
+    )
     for t in range(first, last + 1):
-        turns = loop.checked_round(runs, t) if tolerance.on_divergence != "continue" else loop.round(runs, t)
+        turns = (
+            loop.checked_round(runs, t)
+            if tolerance.on_divergence != "continue"
+            else loop.round(runs, t)
+        )
         _tell_of_ended(runs)
         runs = [turn.run for turn in turns]
         yield [{**turn.row, **asdict(turn.run.costs)} for turn in turns]
@@ -76,9 +84,13 @@ class Loop:
         return self.exchanges.engine
 
     def checked_round(self, runs: Sequence[Run], t: int) -> list[Turn]:
-        """A round in which no numbers go bad. Whether they did is seen at its end, by one look for all runs together; a run
-        where they did plays the round again from its beginning, and every upload is looked at."""
-        before = {run.index: (run.state, run.costs, self.engine.memos_of(run.index)) for run in runs}
+        """A round in which no numbers go bad. Whether they did is seen at its end, by one look for
+        all runs together; a run where they did plays the round again from its beginning, and every
+        upload is looked at.
+        """
+        before = {
+            run.index: (run.state, run.costs, self.engine.memos_of(run.index)) for run in runs
+        }
         decided = self.engine.facts()
         turns = self.round(runs, t)
         careful = replace(self, exchanges=replace(self.exchanges, careful=True))
@@ -95,7 +107,9 @@ class Loop:
         """One round of all runs; returns those that got through it."""
         turns = [self._begin(run, t) for run in runs]
         averages: dict[int, Groups] = {}  # the states before anything refined them
-        for exchange in self.method.plan(t, wanted=frozenset({"model"} if self.diagnostics else ())):
+        for exchange in self.method.plan(
+            t, wanted=frozenset({"model"} if self.diagnostics else ())
+        ):
             turns = [turn for turn in turns if turn.run.error is None]
             if exchange.phase.refines and not averages:
                 averages = {turn.run.index: turn.run.state for turn in turns}
@@ -118,20 +132,31 @@ class Loop:
             return
         _enter(turns, f"{prefix}test", measure(self.engine, states, self.protocol, "test"))
         if all(turn.run.has_validation for turn in turns):
-            _enter(turns, f"{prefix}validation", measure(self.engine, states, self.protocol, "validation"))
+            _enter(
+                turns,
+                f"{prefix}validation",
+                measure(self.engine, states, self.protocol, "validation"),
+            )
 
     def _diagnose(self, turns: Sequence[Turn], averages: dict[int, Groups]) -> None:
         """Of whole rounds alone: where one was cut short, clients may hold no model of it."""
         if not turns:
             return
-        ends = [(turn.run.index, turn.run.state, averages.get(turn.run.index, turn.run.state)) for turn in turns]
+        ends = [
+            (turn.run.index, turn.run.state, averages.get(turn.run.index, turn.run.state))
+            for turn in turns
+        ]
         retain = self.method.plan(turns[0].round)[-1].retain
-        for turn, found in zip(turns, diagnose(self.engine, ends, [turn.cohort for turn in turns], retain), strict=True):
+        for turn, found in zip(
+            turns, diagnose(self.engine, ends, [turn.cohort for turn in turns], retain), strict=True
+        ):
             turn.row["diagnostics"] = found
 
 
 def cohort_size(cohort: int | float, clients: int, least: int = 1) -> int:
-    """Return m = max(int(C K), 1) for a fraction C, or the number itself; raise an InputError if fewer than `least`."""
+    """Return m = max(int(C K), 1) for a fraction C, or the number itself; raise an InputError if
+    fewer than `least`.
+    """
     cohort = checked(cohort, Count | Share, "cohort")
     size = cohort if isinstance(cohort, int) else max(int(cohort * clients + 1e-9), 1)
     if size > clients:
@@ -152,8 +177,13 @@ def _good(turns: Sequence[Turn]) -> list[bool]:
     if not turns:
         return []
     finite = torch.stack([is_finite(turn.run.state) for turn in turns]).tolist()
-    losses = [[value for name, value in turn.row.items() if name.endswith("_loss")] for turn in turns]
-    return [f and not t.failed and all(map(math.isfinite, own)) for t, f, own in zip(turns, finite, losses, strict=True)]
+    losses = [
+        [value for name, value in turn.row.items() if name.endswith("_loss")] for turn in turns
+    ]
+    return [
+        f and not t.failed and all(map(math.isfinite, own))
+        for t, f, own in zip(turns, finite, losses, strict=True)
+    ]
 
 
 def _enter(turns: Sequence[Turn], name: str, measured: Sequence[Measured]) -> None:

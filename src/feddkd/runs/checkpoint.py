@@ -3,8 +3,9 @@
 checkpoints/round-000040.safetensors   the server's state and the clients' memos
 checkpoints/round-000040.json          everything else, and the checksum of the tensors; there only once both are whole
 
-Randomness needs no saving: every draw is a function of its key. The last two are kept, so that runs killed between the writing of
-one seed's and the next one's still find a round that all of them have.
+Randomness needs no saving: every draw is a function of its key. The last two are kept, so that runs
+killed between the writing of one seed's and the next one's still find a round that all of them
+have.
 """
 
 import hashlib
@@ -68,7 +69,8 @@ def _checksum(page: Mapping[str, Any]) -> str:
 
 
 def _index(groups: Groups, tensors: dict[str, Tensor]) -> dict[str, dict[str, str]]:
-    """The groups with the number of a tensor in place of each tensor; the tensors go to `tensors`."""
+    """The groups with the number of a tensor in place of each tensor; the tensors go to `tensors`.
+    """
     page: dict[str, dict[str, str]] = {}
     for group, own in groups.items():
         page[group] = {}

@@ -1,7 +1,9 @@
-"""What runs would take, before they start: time from a few steps of every phase, memory while these are taken, bytes exactly.
+"""What runs would take, before they start: time from a few steps of every phase, memory while these
+are taken, bytes exactly.
 
-A phase is timed with few steps and with some more, which tells what an exchange costs and what a step; bytes do not depend on
-steps, so those of one exchange of every phase are those of all; they vary only where models go from hand to hand (astraea).
+A phase is timed with few steps and with some more, which tells what an exchange costs and what a
+step; bytes do not depend on steps, so those of one exchange of every phase are those of all; they
+vary only where models go from hand to hand (astraea).
 """
 
 import statistics
@@ -43,18 +45,18 @@ class Forecast:
     bytes_down: int
 
 
-class Seen(NamedTuple):
+class TimedExchange(NamedTuple):
     phase: Phase
     seconds: float
     steps: float  # of a client, on average
     costs: Costs
 
 
-class Trial(NamedTuple):
+class TrialTimes(NamedTuple):
     first: float  # seconds by which the first round took longer
     besides: float  # seconds of a round outside exchanges
-    phases: list[list[Seen]]  # the exchanges of each phase
-    others: list[Seen]  # evaluation and diagnostics
+    phases: list[list[TimedExchange]]  # the exchanges of each phase
+    others: list[TimedExchange]  # evaluation and diagnostics
 
 
 class Watched:
@@ -62,7 +64,7 @@ class Watched:
 
     def __init__(self, engine: Engine, device: torch.device) -> None:
         self.engine, self.device = engine, device
-        self.seen: list[Seen] = []
+        self.seen: list[TimedExchange] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
@@ -78,12 +80,13 @@ class Watched:
         steps = statistics.fmean(phase.reads.count(n) for n in asked) if asked else 1.0
         own = [(order, reply) for order, reply in zip(orders, replies, strict=True) if order.run == run]
         paid = Costs().after(phase, [order for order, _ in own], [reply for _, reply in own], [], 1)
-        self.seen.append(Seen(phase, seconds, steps, paid if phase.at == "clients" else Costs()))
+        self.seen.append(TimedExchange(phase, seconds, steps, paid if phase.at == "clients" else Costs()))
         return replies
 
 
 def forecast(experiments: Sequence[Experiment], how: How, done: int = 0) -> Forecast:
-    """Return what experiments that differ in their seed alone would take from round `done` + 1 on."""
+    """Return what experiments that differ in their seed alone would take from round `done` + 1 on.
+    """
     first, place = experiments[0], find_device(how.device)
     tried = replace(job(experiments, [prepare(experiment, how.data) for experiment in experiments]), tolerance=PATIENT)
     make = partial(open_engine, how.engine, options=how.options)
@@ -111,7 +114,7 @@ def forecast(experiments: Sequence[Experiment], how: How, done: int = 0) -> Fore
     return Forecast(type(host.engine).__name__.lower(), seconds, peak_memory(place), up, down)
 
 
-def _trial(simulation: Simulation, host: "Watched", method: Method, steps: int) -> Trial:
+def _trial(simulation: Simulation, host: "Watched", method: Method, steps: int) -> TrialTimes:
     """Time a short round, after one that warms up."""
     short = replace(method, phases=tuple(_shortened(phase, steps) for phase in method.phases))
     last, took = simulation.job.rounds, list[float]()
@@ -123,7 +126,7 @@ def _trial(simulation: Simulation, host: "Watched", method: Method, steps: int) 
         took.append(time.perf_counter() - began)
     own = [[seen for seen in host.seen if seen.phase is phase] for phase in short.phases]
     others = [seen for seen in host.seen if not any(seen.phase is phase for phase in short.phases)]
-    return Trial(took[0] - took[1], took[1] - sum(seen.seconds for seen in host.seen), own, others)
+    return TrialTimes(took[0] - took[1], took[1] - sum(seen.seconds for seen in host.seen), own, others)
 
 
 def _shortened(phase: Phase, steps: int) -> Phase:
@@ -132,7 +135,7 @@ def _shortened(phase: Phase, steps: int) -> Phase:
     return replace(phase, repeat=Repeat(min(phase.repeat.times, TURNS)), reads=few)
 
 
-def _seconds(few: Sequence[Seen], more: Sequence[Seen], steps: float) -> float:
+def _seconds(few: Sequence[TimedExchange], more: Sequence[TimedExchange], steps: float) -> float:
     """Of an exchange with so many steps, on the line through two that were timed."""
     (x, y), (further, later) = ((seen[0].steps, statistics.fmean(one.seconds for one in seen)) for seen in (few, more))
     return min(y, later) if x == further else y + max(0.0, later - y) / (further - x) * (steps - x)

@@ -1,4 +1,7 @@
-"""One writer a folder. The lock is the kernel's: it goes with the process that holds it, so a stale one cannot be."""
+"""One writer a folder.
+
+The lock is the kernel's: it goes with the process that holds it, so a stale one cannot be.
+"""
 
 import os
 import socket

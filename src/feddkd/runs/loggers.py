@@ -1,4 +1,7 @@
-"""Rounds as they come, told to other programs as well: one small interface, each kind where its package is installed."""
+"""Rounds as they come, told to other programs as well:
+
+one small interface, each kind where its package is installed.
+"""
 
 import csv
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +16,10 @@ from feddkd.rounds.loop import Row
 
 
 class Logger(Protocol):
-    """Of one run, which may have been halted: the first row it is told of need not be that of round 1."""
+    """Of one run, which may have been halted:
+
+    the first row it is told of need not be that of round 1.
+    """
 
     def row(self, row: Row) -> None: ...
 
@@ -37,11 +43,13 @@ class Csv:
         self.lines: list[dict[str, Any]] = []
 
     def row(self, row: Row) -> None:
-        if not self.lines and row["round"] > 1 and self.path.exists():  # what stood before the halt stays
+        # what stood before the halt stays
+        if not self.lines and row["round"] > 1 and self.path.exists():
             with self.path.open(newline="", encoding="utf-8") as file:
                 self.lines = [line for line in csv.DictReader(file) if int(line["round"]) < row["round"]]
         self.lines.append({"round": row["round"], **numbers(row)})
-        columns = list(dict.fromkeys(name for line in self.lines for name in line))  # a phase may set in later
+        # a phase may set in later
+        columns = list(dict.fromkeys(name for line in self.lines for name in line))
         with self.path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, columns)
             writer.writeheader()
@@ -61,7 +69,8 @@ class TensorBoard:
         self.writer: Any = None
 
     def row(self, row: Row) -> None:
-        self.writer = self.writer or self.open(row["round"])  # later steps of a run that was cut short are purged
+        # later steps of a run that was cut short are purged
+        self.writer = self.writer or self.open(row["round"])
         for name, value in numbers(row).items():
             self.writer.add_scalar(name, value, row["round"])
 
@@ -108,7 +117,7 @@ class Wandb:
 
 LOGGERS: Mapping[str, Callable[[Experiment, Path], Logger]] = {
     "csv": Csv, "tensorboard": TensorBoard, "mlflow": Mlflow, "wandb": Wandb,
-}  # fmt: skip
+}
 
 
 PACKAGES = {"tensorboard": "tensorboard", "mlflow": "mlflow", "wandb": "wandb"}
@@ -124,7 +133,10 @@ def check_loggers(names: Sequence[str]) -> None:
 
 
 class RunLoggers:
-    """The loggers of one run. They open with its first row, so not for a run that was finished before."""
+    """The loggers of one run.
+
+    They open with its first row, so not for a run that was finished before.
+    """
 
     def __init__(self, names: Sequence[str], experiment: Experiment, place: Path) -> None:
         self._names, self._experiment, self._place = names, experiment, place

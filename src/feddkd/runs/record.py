@@ -1,4 +1,5 @@
-"""A run on disk: a folder with a manifest, one JSON line a round, the timings and the final tensors.
+"""A run on disk: a folder with a manifest, one JSON line a round, the timings and the final
+tensors.
 
 manifest.json      what was run: experiment, hashes of data and partition, protocol, versions, hardware
 rounds.jsonl       one line a round, without times: two runs on one engine and strategy can be compared byte by byte
@@ -82,7 +83,9 @@ def finished_summary(folder: Path, digest: str) -> dict[str, Any] | None:
 
 
 def find(folder: Path, begun: bool = False) -> list[Record]:
-    """All runs with at least one round under a folder, or all that have begun, in the order of their names."""
+    """All runs with at least one round under a folder, or all that have begun, in the order of
+    their names.
+    """
     if not folder.is_dir():
         raise InputError(f"there is no folder {folder}")
     records = [_read(path.parent) for path in sorted(folder.rglob("manifest.json"))]

@@ -81,7 +81,10 @@ class Recorder:
         self._open("w")
 
     def go_on(self, manifest: Mapping[str, Any], after: int) -> list[Row]:
-        """Go on after a round: lines of later rounds, and a torn one, are cut off. Returns the rows that stand."""
+        """Go on after a round:
+
+        lines of later rounds, and a torn one, are cut off. Returns the rows that stand.
+        """
         before = json.loads((self.folder / "manifest.json").read_text(encoding="utf-8"))
         for key in ("digest", "data", "partition", "constants"):
             if before.get(key) != manifest.get(key):
@@ -127,7 +130,8 @@ class Recorder:
     def tidy(self) -> None:
         """Removes what a run left that was killed between its summary and its end."""
         if self._lock.path.exists() or (self.folder / checkpoint.FOLDER).exists():
-            with suppress(InputError, OSError):  # its own writer is at it, or nobody may: a finished run is whole either way
+            # its own writer is at it, or nobody may: a finished run is whole either way
+            with suppress(InputError, OSError):
                 self._lock.take()
                 try:
                     checkpoint.remove(self.folder)

@@ -1,6 +1,6 @@
 """Experiments -> runs on disk. What is finished is left alone, what was cut short goes on."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,13 @@ class How:
     until: int | None = None  # stop after this round, with a checkpoint
 
 
-def play(experiments: Sequence[Experiment], out: Path, how: How = How()) -> Iterator[Event]:
-    """Run experiments that differ in their seeds alone, in lock-step; write their folders under `out` and yield events.
+def play(experiments: Sequence[Experiment], out: Path, how: How = How()) -> Generator[Event]:
+    """Run experiments that differ in their seeds alone, in lock-step; write their folders under
+    `out` and yield events.
 
-    Finished runs are left as they are, and runs that were cut short continue, unless `how.fresh`. Every run ends with a
-    RunEnded; the summary of one that could not go on has the reason, `ended`, and no numbers.
+    Finished runs are left as they are, and runs that were cut short continue, unless `how.fresh`.
+    Every run ends with a RunEnded; the summary of one that could not go on has the reason, `ended`,
+    and no numbers.
     """
     device = find_device(how.device)  # complain before anything is written
     check_engine(how.engine)
@@ -62,21 +64,28 @@ def play(experiments: Sequence[Experiment], out: Path, how: How = How()) -> Iter
                 yield event._replace(at=numbers[event.at])
 
 
-def play_all(experiments: Sequence[Experiment], places: Sequence[Path], how: How) -> Iterator[Event]:
-    """Run experiments, each in a folder under its place; those that differ in their seeds alone go in lock-step."""
+def play_all(experiments: Sequence[Experiment], places: Sequence[Path], how: How) -> Generator[Event]:
+    """Run experiments, each in a folder under its place; those that differ in their seeds alone go
+    in lock-step.
+    """
     for group in lock_step(experiments, places):
         for event in play([experiments[at] for at in group], places[group[0]], how):
             yield event._replace(at=group[event.at])
 
 
 def execute(experiments: Sequence[Experiment], *, out: Path, **how: Any) -> list[dict[str, Any]]:
-    """Run experiments that differ in their seeds alone and return their summaries; `how` are the fields of `How`."""
+    """Run experiments that differ in their seeds alone and return their summaries; `how` are the
+    fields of `How`.
+    """
     ended = {event.at: event.summary for event in play(experiments, out, How(**how)) if isinstance(event, RunEnded)}
     return [ended[at] for at in range(len(experiments))]
 
 
 def _one_program(prepared: Sequence[Prepared]) -> list[list[int]]:
-    """Return positions of runs that one program can compute: seeds may differ in frozen weights, and those go one by one."""
+    """Return positions of runs that one program can compute:
+
+    seeds may differ in frozen weights, and those go one by one.
+    """
     alike: list[list[int]] = []
     for at, ready in enumerate(prepared):
         family = next((family for family in alike if prepared[family[0]].model.is_alike(ready.model)), None)
@@ -90,8 +99,9 @@ def _one_program(prepared: Sequence[Prepared]) -> list[list[int]]:
 def in_precision(
     experiments: Sequence[Experiment], precision: str | None, engine: str, device: str
 ) -> tuple[list[Experiment], dict[str, Any]]:
-    """Experiments as `--precision` asks for, and what the engine is to be told: fp64 is the experiment's own dtype, and so
-    recorded; the others are how an engine multiplies float32."""
+    """Experiments as `--precision` asks for, and what the engine is to be told: fp64 is the
+    experiment's own dtype, and so recorded; the others are how an engine multiplies float32.
+    """
     if precision == "fp64":
         exact = [replace(experiment, dtype="float64") for experiment in experiments]
         if len({experiment.digest for experiment in exact}) < len(exact):
@@ -105,7 +115,8 @@ def in_precision(
         raise InputError(f"precision {precision!r} is for experiments of dtype float32; one of these is of float64")
     if precision == "tf32" and device == "cpu":
         raise InputError("precision 'tf32' is a GPU's; on a CPU there are: bf16, fp32, fp64")
-    if precision == "fp32" and device == "cpu" and engine != "batched":  # where every engine computes so
+    # where every engine computes so
+    if precision == "fp32" and device == "cpu" and engine != "batched":
         return list(experiments), {}
     if engine in ("serial", "pool"):
         raise InputError(
@@ -115,7 +126,10 @@ def in_precision(
 
 
 def lock_step(experiments: Sequence[Experiment], places: Sequence[Path]) -> list[list[int]]:
-    """Positions of experiments that can run as one program: the same but for the seed, and in the same place."""
+    """Positions of experiments that can run as one program:
+
+    the same but for the seed, and in the same place.
+    """
     families: dict[tuple[str, Path], list[int]] = {}
     for at, (experiment, place) in enumerate(zip(experiments, places, strict=True)):
         families.setdefault((experiment.family, place), []).append(at)

@@ -1,8 +1,11 @@
-"""Some runs on their way together: play the rounds, write the record, keep checkpoints, go on from them."""
+"""Some runs on their way together:
+
+play the rounds, write the record, keep checkpoints, go on from them.
+"""
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -28,7 +31,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Every:
-    """When to write a checkpoint: after so many rounds, or once so many minutes have passed since the last."""
+    """When to write a checkpoint:
+
+    after so many rounds, or once so many minutes have passed since the last.
+    """
 
     rounds: int | None = None
     minutes: float = 1.0
@@ -46,7 +52,10 @@ class Group(NamedTuple):
 
 
 def abreast(folders: Sequence[Path], digests: Sequence[str], device: torch.device, fresh: bool) -> list[Group]:
-    """Runs that can go on side by side, since they stand after the same round: if possible all of them."""
+    """Runs that can go on side by side, since they stand after the same round:
+
+    if possible all of them.
+    """
     members = range(len(folders))
     if fresh or not folders:
         return [Group(list(members), [])] if folders else []
@@ -60,7 +69,10 @@ def abreast(folders: Sequence[Path], digests: Sequence[str], device: torch.devic
 
 
 def _good(folder: Path, digest: str, device: torch.device) -> dict[int, Snapshot]:
-    """A run's checkpoints by round. A damaged one is passed over with a line that says so: the one before is as good."""
+    """A run's checkpoints by round.
+
+    A damaged one is passed over with a line that says so: the one before is as good.
+    """
     found = {}
     for round in checkpoint.rounds(folder):
         try:
@@ -96,7 +108,10 @@ Event = RunBegun | RoundPlayed | RunEnded
 
 @dataclass
 class Session:
-    """Runs in lock-step with their folders. `play()` is the loop: it records every round and yields what happens."""
+    """Runs in lock-step with their folders.
+
+    `play()` is the loop: it records every round and yields what happens.
+    """
 
     experiments: Sequence[Experiment]
     folders: Sequence[Path]
@@ -106,7 +121,7 @@ class Session:
     until: int | None = None  # stop after this round, to go on another time
     histories: list[list[Row]] = field(default_factory=list)
 
-    def play(self, engine: str | EngineFactory, device: str, options: Mapping[str, Any] | None) -> Iterator[Event]:
+    def play(self, engine: str | EngineFactory, device: str, options: Mapping[str, Any] | None) -> Generator[Event]:
         """Play the rounds that remain and yield events; `at` is the place in `experiments`."""
         self.recorders, self.writer = [Recorder(folder) for folder in self.folders], Writer()
         try:

@@ -1,4 +1,7 @@
-"""How a run is asked to stop: the first SIGINT or SIGTERM lets the round end and be saved, the second stops at once."""
+"""How a run is asked to stop:
+
+the first SIGINT or SIGTERM lets the round end and be saved, the second stops at once.
+"""
 
 import logging
 import signal
@@ -29,7 +32,8 @@ class Halt:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "Halt":
-        if threading.current_thread() is threading.main_thread():  # Python lets nobody else touch signals
+        # Python lets nobody else touch signals
+        if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
 

@@ -10,12 +10,15 @@ COSTS = ("communications", "local_steps", "bytes_up", "bytes_down")
 
 
 def summarise(history: Sequence[Row], target: float | None = None) -> dict[str, Any]:
-    """Test accuracy at the best validation round and at the end, what the run cost, and what the target cost.
+    """Test accuracy at the best validation round and at the end, what the run cost, and what the
+    target cost.
 
-    Without a validation set the best round is picked by test accuracy, and `selection` says so: such a number is an upper bound.
+    Without a validation set the best round is picked by test accuracy, and `selection` says so:
+    such a number is an upper bound.
     """
     by = "validation_accuracy" if "validation_accuracy" in history[0] else "test_accuracy"
-    best = max(history, key=lambda row: row[by])  # max keeps the first of equals: the earliest round
+    # max keeps the first of equals: the earliest round
+    best = max(history, key=lambda row: row[by])
     last = history[-1]
     return {
         "rounds": last["round"],
@@ -30,7 +33,9 @@ def summarise(history: Sequence[Row], target: float | None = None) -> dict[str, 
 
 
 def to_target(history: Sequence[Row], target: float) -> dict[str, Any] | None:
-    """Round and costs at the first round whose test accuracy is at least the target; None if it never is."""
+    """Round and costs at the first round whose test accuracy is at least the target; None if it
+    never is.
+    """
     reached = next((row for row in history if row["test_accuracy"] >= target), None)
     return None if reached is None else {"target": target, "round": reached["round"], **{cost: reached[cost] for cost in COSTS}}
 

@@ -1,1 +1,4 @@
-"""Text to values and back: `name(option=value) | name()` is parsed, checked and spelled canonically; values of options."""
+"""Text to values and back:
+
+`name(option=value) | name()` is parsed, checked and spelled canonically; values of options.
+"""

@@ -1,7 +1,8 @@
 """Values that can be written down: `name(key=value, ...)`, joined by `|`.
 
-Methods, partitions, data sources and models are all spelled this way. The same text is the Python expression, the line in an
-experiment's TOML and the row of a table; defaults left out or written out mean the same thing (`canonical`).
+Methods, partitions, data sources and models are all spelled this way. The same text is the Python
+expression, the line in an experiment's TOML and the row of a table; defaults left out or written
+out mean the same thing (`canonical`).
 """
 
 import dataclasses
@@ -34,7 +35,9 @@ class Call:
 
     @property
     def canonical(self) -> str:
-        return _write(self.name, tuple(item for item in self.complete if item[0] not in self.unsaid))
+        return _write(
+            self.name, tuple(item for item in self.complete if item[0] not in self.unsaid)
+        )
 
 
 def _write(name: str, arguments: tuple[tuple[str, Value], ...]) -> str:
@@ -43,7 +46,10 @@ def _write(name: str, arguments: tuple[tuple[str, Value], ...]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Spelled:
-    """A value that remembers how it was written. Two are equal when they mean the same, however they were spelled."""
+    """A value that remembers how it was written.
+
+    Two are equal when they mean the same, however they were spelled.
+    """
 
     calls: tuple[Call, ...] = field(default=(), kw_only=True)
 
@@ -55,7 +61,8 @@ class Spelled:
         return " | ".join(call.canonical for call in self.calls)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Spelled) or not self.calls:  # made by hand, without a spelling: equal to itself alone
+        # made by hand, without a spelling: equal to itself alone
+        if not isinstance(other, Spelled) or not self.calls:
             return self is other
         return type(self) is type(other) and self.canonical == other.canonical
 
@@ -76,7 +83,9 @@ class Option:
 
 
 class Registry(Generic[T]):
-    """Factories by name, the package's own and those of entry-point plug-ins; `parse` turns text into what they make."""
+    """Factories by name, the package's own and those of entry-point plug-ins; `parse` turns text
+    into what they make.
+    """
 
     def __init__(self, kind: str, group: str) -> None:
         self.kind, self.group = kind, group
@@ -84,15 +93,22 @@ class Registry(Generic[T]):
         self._plugins_loaded = False
 
     def register(self, factory: Callable[..., T]) -> Callable[..., T]:
-        """Make a factory callable by keywords alone, check what it is given and record the spelling in what it makes."""
+        """Make a factory callable by keywords alone, check what it is given and record the spelling
+        in what it makes.
+        """
         name, takes = factory.__name__, _options(factory)
 
         @functools.wraps(factory)
         def spelled(**given: Any) -> T:
-            given = {key: value.item() if isinstance(value, np.generic) else value for key, value in given.items()}
+            given = {
+                key: value.item() if isinstance(value, np.generic) else value
+                for key, value in given.items()
+            }
             complete = self._complete(name, takes, given)
             value = factory(**_regroup(factory, complete))
-            call = Call(name, tuple(given.items()), tuple(complete.items()), _unsaid(takes, complete))
+            call = Call(
+                name, tuple(given.items()), tuple(complete.items()), _unsaid(takes, complete)
+            )
             return dataclasses.replace(value, calls=(call,))
 
         spelled.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
@@ -101,7 +117,11 @@ class Registry(Generic[T]):
                     option.name,
                     inspect.Parameter.KEYWORD_ONLY,
                     annotation=option.annotation,
-                    default=inspect.Parameter.empty if option.default is dataclasses.MISSING else option.default,
+                    default=(
+                        inspect.Parameter.empty
+                        if option.default is dataclasses.MISSING
+                        else option.default
+                    ),
                 )
                 for option in takes
             ]
@@ -121,9 +141,15 @@ class Registry(Generic[T]):
         return iter(sorted(self._factories))
 
     def options(self, name: str) -> dict[str, Any]:
-        """Keyword -> default of one factory, for help pages. A keyword without a default maps to `...`."""
+        """Keyword -> default of one factory, for help pages.
+
+        A keyword without a default maps to `...`.
+        """
         signature = inspect.signature(self[name])
-        return {key: ... if p.default is p.empty else p.default for key, p in signature.parameters.items()}
+        return {
+            key: ... if p.default is p.empty else p.default
+            for key, p in signature.parameters.items()
+        }
 
     def parse(self, text: str) -> tuple[T, ...]:
         """The values of `a(...) | b(...) | ...`, in order. A bare name means all defaults."""
@@ -136,17 +162,23 @@ class Registry(Generic[T]):
             raise InputError(f"one {self.kind} is wanted here, not {len(values)}: {text!r}")
         return values[0]
 
-    def _complete(self, name: str, takes: list[Option], given: Mapping[str, Any]) -> dict[str, Value]:
+    def _complete(
+        self, name: str, takes: list[Option], given: Mapping[str, Any]
+    ) -> dict[str, Value]:
         known = {option.name: option for option in takes}
         for key in given:
             if key not in known:
-                raise InputError(f"{self.kind} {name!r} has no option {key!r}; it takes: {choices(known)}")
+                raise InputError(
+                    f"{self.kind} {name!r} has no option {key!r}; it takes: {choices(known)}"
+                )
         complete = {}
         for option in takes:
             value = given.get(option.name, option.default)
             if value is dataclasses.MISSING:
                 raise InputError(f"{self.kind} {name!r} needs a value for {option.name!r}")
-            complete[option.name] = checked(value, option.annotation, f"{self.kind} {name!r}: {option.name}")
+            complete[option.name] = checked(
+                value, option.annotation, f"{self.kind} {name!r}: {option.name}"
+            )
         return complete
 
     def _load_plugins(self) -> None:
@@ -156,25 +188,34 @@ class Registry(Generic[T]):
         for point in entry_points(group=self.group):
             try:
                 factory = point.load()
-                if factory.__name__ not in self._factories:  # a plug-in may have registered itself on import
+                # a plug-in may have registered itself on import
+                if factory.__name__ not in self._factories:
                     self.register(factory)
             except Exception as error:
                 raise InputError(
-                    f"the plug-in {point.name!r} ({point.value}) of {self.group} cannot be used: {error!r}"
+                    f"the plug-in {point.name!r} ({point.value}) of {self.group} cannot be used:"
+                    f" {error!r}"
                 ) from error
 
 
 def _options(factory: Callable[..., Any]) -> list[Option]:
-    """A factory's keywords. A parameter whose type is a dataclass stands for the dataclass's fields."""
+    """A factory's keywords.
+
+    A parameter whose type is a dataclass stands for the dataclass's fields.
+    """
     hints = typing.get_type_hints(factory, include_extras=True)
     found = []
     for parameter in inspect.signature(factory).parameters.values():
         annotation = hints[parameter.name]
         if dataclasses.is_dataclass(annotation):
             inner = typing.get_type_hints(annotation, include_extras=True)
-            found += [Option(f.name, inner[f.name], f.default) for f in dataclasses.fields(annotation)]
+            found += [
+                Option(f.name, inner[f.name], f.default) for f in dataclasses.fields(annotation)
+            ]
         else:
-            default = dataclasses.MISSING if parameter.default is parameter.empty else parameter.default
+            default = (
+                dataclasses.MISSING if parameter.default is parameter.empty else parameter.default
+            )
             found.append(Option(parameter.name, annotation, default))
     return found
 

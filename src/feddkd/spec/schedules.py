@@ -3,12 +3,15 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-Schedule = Callable[[int, int], float]  # (round t = 1, 2, ..., repetition j = 1, 2, ... of the phase) -> value
+# (round t = 1, 2, ..., repetition j = 1, 2, ... of the phase) -> value
+Schedule = Callable[[int, int], float]
 
 
 @dataclass(frozen=True)
 class Rate:
-    """initial * per_round^(t-1) * per_step^(j-1), at least `least`; nothing in the first `after` rounds."""
+    """initial * per_round^(t-1) * per_step^(j-1), at least `least`; nothing in the first `after`
+    rounds.
+    """
 
     initial: float
     per_round: float = 1.0
@@ -19,12 +22,17 @@ class Rate:
     def __call__(self, round: int, step: int) -> float:
         if round <= self.after:
             return 0.0
-        return max(self.least, self.initial * self.per_round ** (round - 1) * self.per_step ** (step - 1))
+        return max(
+            self.least, self.initial * self.per_round ** (round - 1) * self.per_step ** (step - 1)
+        )
 
 
 @dataclass(frozen=True)
 class Repeat:
-    """How often a phase is repeated in a round: not at all in the first `warmup` rounds, then `times`, up to round `last`."""
+    """How often a phase is repeated in a round:
+
+    not at all in the first `warmup` rounds, then `times`, up to round `last`.
+    """
 
     times: int = 1
     warmup: int = 0

@@ -1,4 +1,7 @@
-"""What an option may be: its kind and limits, checked and converted in one place, with an error that names what is wrong."""
+"""What an option may be:
+
+its kind and limits, checked and converted in one place, with an error that names what is wrong.
+"""
 
 import math
 import types
@@ -27,13 +30,17 @@ class Bound:
 
     def __str__(self) -> str:
         limits = {">=": self.least, ">": self.above, "<=": self.most, "<": self.below}
-        return " and ".join(f"{sign} {limit:g}" for sign, limit in limits.items() if math.isfinite(limit))
+        return " and ".join(
+            f"{sign} {limit:g}" for sign, limit in limits.items() if math.isfinite(limit)
+        )
 
 
 @dataclass(frozen=True)
 class Later:
-    """Marks an option that its factory did not always have: `canonical` leaves it out while it has its default, so that what was
-    spelled before it came is still the same. Use inside `Annotated`."""
+    """Marks an option that its factory did not always have: `canonical` leaves it out while it has
+    its default, so that what was spelled before it came is still the same. Use inside
+    `Annotated`.
+    """
 
 
 LATER = Later()
@@ -61,7 +68,9 @@ def checked(value: Any, annotation: Any, where: str) -> Any:
         return value
     if origin is Literal:
         if value not in arguments or isinstance(value, bool) != isinstance(arguments[0], bool):
-            raise InputError(f"{where} must be one of {', '.join(map(repr, arguments))}, not {value!r}")
+            raise InputError(
+                f"{where} must be one of {', '.join(map(repr, arguments))}, not {value!r}"
+            )
         return value
     if origin in (typing.Union, types.UnionType):
         return _checked_union(value, arguments, where)
@@ -75,20 +84,31 @@ def checked(value: Any, annotation: Any, where: str) -> Any:
 
 
 def _checked_union(value: Any, members: tuple[Any, ...], where: str) -> Any:
-    """The first member of exactly the value's type wins, so that 1 stays a count where `int | float` is asked for."""
+    """The first member of exactly the value's type wins, so that 1 stays a count where `int |
+    float` is asked for.
+    """
     if value is None and type(None) in members:
         return None
     concrete = [member for member in members if member is not type(None)]
-    if any(typing.get_origin(member) is Literal and value in typing.get_args(member) for member in concrete):
+    if any(
+        typing.get_origin(member) is Literal and value in typing.get_args(member)
+        for member in concrete
+    ):
         return value
-    fits = [m for m in concrete if type(value) is _plain(m)] or [m for m in concrete if _plain(m) is float and type(value) is int]
+    fits = [m for m in concrete if type(value) is _plain(m)] or [
+        m for m in concrete if _plain(m) is float and type(value) is int
+    ]
     if not fits and len(concrete) > 1:
-        raise InputError(f"{where} must be {' or '.join(_describe(_plain(m)) for m in concrete)}, not {value!r}")
+        raise InputError(
+            f"{where} must be {' or '.join(_describe(_plain(m)) for m in concrete)}, not {value!r}"
+        )
     return checked(value, (fits or concrete)[0], where)
 
 
 def _plain(annotation: Any) -> Any:
-    return typing.get_args(annotation)[0] if typing.get_origin(annotation) is Annotated else annotation
+    return (
+        typing.get_args(annotation)[0] if typing.get_origin(annotation) is Annotated else annotation
+    )
 
 
 def _describe(annotation: Any) -> str:

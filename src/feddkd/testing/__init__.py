@@ -1,12 +1,14 @@
-"""For those who write a method: `check_method` holds it to the laws that every method of this package obeys.
+"""For those who write a method: `check_method` holds it to the laws that every method of this
+package obeys.
 
     from feddkd.testing import check_method
 
     def test_my_method_obeys_the_laws() -> None:
         check_method("mymethod(epochs=1, batch_size=8)")
 
-It takes seconds, if the method's options are small. Where a law is broken, LawError (an AssertionError) says which and how; the
-report that comes back otherwise says what was checked, and what was left out and why. pytest is not needed.
+It takes seconds, if the method's options are small. Where a law is broken, LawError (an
+AssertionError) says which and how; the report that comes back otherwise says what was checked, and
+what was left out and why. pytest is not needed.
 """
 
 from dataclasses import dataclass, field
@@ -32,12 +34,19 @@ class Report:
     skipped: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        lines = [f"{self.method or 'the method'}, on networks {' and '.join(self.networks)}: {', '.join(self.checked)}"]
-        return "\n".join([*lines, *(f"not checked: {what}: {why}" for what, why in self.skipped.items())])
+        lines = [
+            f"{self.method or 'the method'}, on networks {' and '.join(self.networks)}:"
+            f" {', '.join(self.checked)}"
+        ]
+        return "\n".join(
+            [*lines, *(f"not checked: {what}: {why}" for what, why in self.skipped.items())]
+        )
 
 
 def check_method(method: Method | str) -> Report:
-    """Hold a method, or its text, to every law of LAWS, on a small network without batch norm and on one with it."""
+    """Hold a method, or its text, to every law of LAWS, on a small network without batch norm and
+    on one with it.
+    """
     chosen = parse(method) if isinstance(method, str) else method
     chosen.check_order()
     skipped, networks = _playable(chosen)
@@ -60,7 +69,9 @@ def _playable(method: Method) -> tuple[dict[str, str], list[Network]]:
         except InputError as error:
             refused[f"network {network!r}"] = str(error)
         except Exception as error:
-            raise LawError("runs", f"a run fails: {error}{Trial(method, network, 'runs').again({'rounds': 1})}") from error
+            raise LawError(
+                "runs", f"a run fails: {error}{Trial(method, network, 'runs').again({'rounds': 1})}"
+            ) from error
     if len(refused) == len(NETWORKS):
         raise LawError("runs", f"it takes none of the networks: {'; '.join(refused.values())}")
     return refused, [network for network in NETWORKS if f"network {network!r}" not in refused]

@@ -1,4 +1,7 @@
-"""Engines and functions that watch: who falls silent, what travels, what draws from generators, what is changed in place."""
+"""Engines and functions that watch:
+
+who falls silent, what travels, what draws from generators, what is changed in place.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,13 +22,19 @@ from feddkd.tensors import Groups, bytes_of
 
 
 def is_the_methods(order: Order) -> bool:
-    """Whether it belongs to an exchange of the method: its key begins with the seed, that of an evaluation with a word."""
+    """Whether it belongs to an exchange of the method:
+
+    its key begins with the seed, that of an evaluation with a word.
+    """
     return isinstance(order.key[0], int)
 
 
 @dataclass(frozen=True)
 class FallsSilent:
-    """Puts an engine around another: in every round the cohort's first client answers `after` exchanges and no more."""
+    """Puts an engine around another:
+
+    in every round the cohort's first client answers `after` exchanges and no more.
+    """
 
     after: int
 
@@ -38,7 +47,8 @@ class Silent:
     remote: ClassVar[bool] = False
     engine: Engine
     after: int
-    _keys: dict[tuple[int, Any], list[Key]] = field(default_factory=dict)  # (run, round) -> its exchanges so far
+    # (run, round) -> its exchanges so far
+    _keys: dict[tuple[int, Any], list[Key]] = field(default_factory=dict)
     _who: dict[tuple[int, Any], int] = field(default_factory=dict)  # (run, round) -> the client
 
     def sizes(self, run: int, source: Source = "train") -> Sequence[int]:
@@ -86,9 +96,15 @@ class Counting(Serial):
 
     @property
     def totals(self) -> dict[str, int]:
-        return {"communications": len(self.keys), "bytes_up": self.bytes_up, "bytes_down": self.bytes_down}
+        return {
+            "communications": len(self.keys),
+            "bytes_up": self.bytes_up,
+            "bytes_down": self.bytes_down,
+        }
 
-    def _ask(self, phase: Phase, order: Order, client: int, memo: Groups, which: slice = ALL) -> tuple[Groups, Groups]:
+    def _ask(
+        self, phase: Phase, order: Order, client: int, memo: Groups, which: slice = ALL
+    ) -> tuple[Groups, Groups]:
         upload, after = super()._ask(phase, order, client, memo, which)
         if client != SERVER and is_the_methods(order):
             self.keys.add(order.key)
@@ -98,17 +114,31 @@ class Counting(Serial):
 
 
 class Unseeded(Serial):
-    """A serial engine that leaves torch's generator alone, so that a client that draws from it is found out."""
+    """A serial engine that leaves torch's generator alone, so that a client that draws from it is
+    found out.
+    """
 
-    def _ask(self, phase: Phase, order: Order, client: int, memo: Groups, which: slice = ALL) -> tuple[Groups, Groups]:
+    def _ask(
+        self, phase: Phase, order: Order, client: int, memo: Groups, which: slice = ALL
+    ) -> tuple[Groups, Groups]:
         world = self.federations[order.run]
-        return answer(self.model, phase, order.sent, memo, world, client, (*order.key, client), self.dtype, which=which)
+        return answer(
+            self.model,
+            phase,
+            order.sent,
+            memo,
+            world,
+            client,
+            (*order.key, client),
+            self.dtype,
+            which=which,
+        )
 
 
 # --- functions that must not change what they are given
 
 
-class Seen(NamedTuple):
+class TensorBefore(NamedTuple):
     """A tensor as it was before a call."""
 
     holder: Any
@@ -121,7 +151,11 @@ class Seen(NamedTuple):
     @property
     def changed(self) -> bool:
         now = self.holder[self.name] if self.name in _names(self.holder) else None
-        return now is not self.tensor or now._version != self.version or not torch.equal(now, self.copy)
+        return (
+            now is not self.tensor
+            or now._version != self.version
+            or not torch.equal(now, self.copy)
+        )
 
 
 def guarded(method: Method, complain: Callable[[str], None]) -> Method:
@@ -136,8 +170,13 @@ def guarded(method: Method, complain: Callable[[str], None]) -> Method:
             groups = {key: value for key, value in given if isinstance(value, Mapping | tuple)}
             before, keys = list(_tensors(groups)), list(_keys(groups))
             result = function(*inputs)
-            for path in [seen.path for seen in before if seen.changed] or ([""] if keys != list(_keys(groups)) else []):
-                complain(f"{name} of phase {phase.name!r} changes what it is given{': ' if path else ''}{path}")
+            for path in [seen.path for seen in before if seen.changed] or (
+                [""] if keys != list(_keys(groups)) else []
+            ):
+                complain(
+                    f"{name} of phase {phase.name!r} changes what it is"
+                    f" given{': ' if path else ''}{path}"
+                )
             return result
 
         return call
@@ -157,16 +196,21 @@ def guarded(method: Method, complain: Callable[[str], None]) -> Method:
                 loss=watch(phase, "loss", "model _ sent memo batch _", client.loss),
             )
         return replace(
-            phase, client=client, server=watch(phase, "server", "model state collected rates", phase.server),
-            over=watch(phase, "over", "state", phase.over), opens=watch(phase, "opens", "model state _", phase.opens),
+            phase,
+            client=client,
+            server=watch(phase, "server", "model state collected rates", phase.server),
+            over=watch(phase, "over", "state", phase.over),
+            opens=watch(phase, "opens", "model state _", phase.opens),
             brings=watch(phase, "brings", "model state _", phase.brings),
-        )  # fmt: skip
+        )
 
     return replace(method, phases=tuple(guard(phase) for phase in method.phases))
 
 
 def watched(method: Method, moved: set[str]) -> Method:
-    """Return the same method; `moved` is told the names of the parameters that clients' steps change."""
+    """Return the same method; `moved` is told the names of the parameters that clients' steps
+    change.
+    """
 
     def watch(phase: Phase) -> Phase:
         client = phase.client
@@ -177,7 +221,11 @@ def watched(method: Method, moved: set[str]) -> Method:
         def watched_step(model: Model, sent: Groups, carry: Groups, batch: Batch) -> Groups:
             after = step(model, sent, carry, batch)
             before = carry.get("params", {})
-            moved.update(n for n, w in after.get("params", {}).items() if n in before and not torch.equal(w, before[n]))
+            moved.update(
+                n
+                for n, w in after.get("params", {}).items()
+                if n in before and not torch.equal(w, before[n])
+            )
             return after
 
         return replace(phase, client=replace(client, step=watched_step))
@@ -189,12 +237,17 @@ def _names(holder: Any) -> Sequence[Any]:
     return list(holder) if isinstance(holder, Mapping) else range(len(holder))
 
 
-def _tensors(holder: Any, path: str = "") -> Iterator[Seen]:
-    """Every tensor in nested mappings and tuples. Those named _ stand in a transformation of torch.func, or are not tensors."""
+def _tensors(holder: Any, path: str = "") -> Iterator[TensorBefore]:
+    """Every tensor in nested mappings and tuples.
+
+    Those named _ stand in a transformation of torch.func, or are not tensors.
+    """
     for name in _names(holder):
         value = holder[name]
         if isinstance(value, Tensor):
-            yield Seen(holder, name, f"{path}[{name!r}]", value, value._version, value.clone())
+            yield TensorBefore(
+                holder, name, f"{path}[{name!r}]", value, value._version, value.clone()
+            )
         elif isinstance(value, Mapping | tuple) and name != "_":
             yield from _tensors(value, f"{path}[{name!r}]" if path else str(name))
 

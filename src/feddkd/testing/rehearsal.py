@@ -1,4 +1,7 @@
-"""A small federation to try a method on: clients of unequal size and with unlike labels, partial batches, public data."""
+"""A small federation to try a method on:
+
+clients of unequal size and with unlike labels, partial batches, public data.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -24,11 +27,15 @@ from feddkd.tensors import Groups, to
 Network = Literal["plain", "batch norm"]
 NETWORKS: tuple[Network, ...] = ("plain", "batch norm")
 CLASSES = 3
-BARE = Tolerance(on_divergence="continue")  # nothing is played twice: what a method does wrong must show
+# nothing is played twice: what a method does wrong must show
+BARE = Tolerance(on_divergence="continue")
 
 
 class Played(NamedTuple):
-    """What a rehearsal leaves: the servers' states, the clients' memos by (run, client), and the last round's rows."""
+    """What a rehearsal leaves:
+
+    the servers' states, the clients' memos by (run, client), and the last round's rows.
+    """
 
     states: list[Groups]
     memos: dict[tuple[int, int], Groups]
@@ -48,18 +55,32 @@ def rehearse(
     dress: Callable[[Method], Method] = lambda method: method,
     **options: Any,
 ) -> Played:
-    """Play a method in float64 with four clients, one run a seed, all runs at once; `options` are the engine's.
+    """Play a method in float64 with four clients, one run a seed, all runs at once; `options` are
+    the engine's.
 
-    `worlds` are the seeds of data and initial weights, the same as `seeds` unless said; `around` puts another engine around the
-    one that works; `dress` puts other functions around the method's own.
+    `worlds` are the seeds of data and initial weights, the same as `seeds` unless said; `around`
+    puts another engine around the one that works; `dress` puts other functions around the method's
+    own.
     """
     chosen = parse(method) if isinstance(method, str) else method
     chosen.check_order()
     model = _model(network)
     chosen = dress(chosen.fitted(model))
-    starts = [_start(chosen, model, world, seed) for world, seed in zip(worlds or seeds, seeds, strict=True)]
+    starts = [
+        _start(chosen, model, world, seed)
+        for world, seed in zip(worlds or seeds, seeds, strict=True)
+    ]
     protocol = fitting_protocol(chosen, own_tests=False)
-    job = Job(model, chosen, starts, torch.float64, rounds=rounds, cohort=cohort, protocol=protocol, tolerance=BARE)
+    job = Job(
+        model,
+        chosen,
+        starts,
+        torch.float64,
+        rounds=rounds,
+        cohort=cohort,
+        protocol=protocol,
+        tolerance=BARE,
+    )
     workers, make = list[Engine](), partial(open_engine, engine, options=options)
 
     def factory(*parts: Any) -> Engine:
@@ -70,9 +91,12 @@ def rehearse(
         *_, rows = simulation.play(chosen, 1, rounds)
         if ended := next((run.error for run in simulation.runs if run.error), None):
             raise ended
-        for kind, why in simulation.engine.facts().get("failed", {}).items():  # the loop took over, which hides the mistake
+        # the loop took over, which hides the mistake
+        for kind, why in simulation.engine.facts().get("failed", {}).items():
             raise RuntimeError(f"{kind}: {why}")
-        return Played([run.state for run in simulation.runs], dict(getattr(workers[0], "memos", {})), rows)
+        return Played(
+            [run.state for run in simulation.runs], dict(getattr(workers[0], "memos", {})), rows
+        )
 
 
 @cache
@@ -92,18 +116,40 @@ def _start(method: Method, model: Model, world: int, seed: int) -> Start:
 
 
 def build(network: Network) -> nn.Module:
-    """Dropout in one, so that keys matter; no bias before batch norm in the other: its gradient would be rounding alone."""
+    """Dropout in one, so that keys matter; no bias before batch norm in the other:
+
+    its gradient would be rounding alone.
+    """
     if network == "plain":
         first = nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()
-        return nn.Sequential(*first, nn.Linear(12, 6), nn.ReLU(), nn.Dropout(0.2), nn.Linear(6, CLASSES)).double()
-    return nn.Sequential(nn.Flatten(), nn.Linear(16, 6, bias=False), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, CLASSES)).double()
+        return nn.Sequential(
+            *first, nn.Linear(12, 6), nn.ReLU(), nn.Dropout(0.2), nn.Linear(6, CLASSES)
+        ).double()
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(16, 6, bias=False),
+        nn.BatchNorm1d(6),
+        nn.Tanh(),
+        nn.Linear(6, CLASSES),
+    ).double()
 
 
 def federation(method: Method, seed: int) -> Federation:
-    """Four clients around the method's own batch size, so that some batches are partial and one client has a single batch."""
+    """Four clients around the method's own batch size, so that some batches are partial and one
+    client has a single batch.
+    """
     draw = torch.Generator().manual_seed(seed)
     widths = {phase.reads.batch_size for phase in method.phases if phase.client is not None} - {1}
-    size = max([8, *(phase.reads.batch_size for phase in method.phases if phase.client is not None and phase.reads.random)])
+    size = max(
+        [
+            8,
+            *(
+                phase.reads.batch_size
+                for phase in method.phases
+                if phase.client is not None and phase.reads.random
+            ),
+        ]
+    )
     public = _fitting(20, widths)
     sizes = [_fitting(max(int(share * size), 4), widths, public) for share in (0.6, 2.3, 1.5, 1.0)]
     clients = [_examples(draw, n, k, (k % CLASSES, (k + 1) % CLASSES)) for k, n in enumerate(sizes)]
@@ -113,10 +159,17 @@ def federation(method: Method, seed: int) -> Federation:
 
 
 def _fitting(wanted: int, widths: set[int], besides: int = 0) -> int:
-    """So many examples or a few more, such that no batch has less than four: batch norm magnifies the rounding of small ones."""
+    """So many examples or a few more, such that no batch has less than four:
+
+    batch norm magnifies the rounding of small ones.
+    """
 
     def suits(n: int) -> bool:
-        return all((n + more) % width not in range(1, min(4, width)) for width in widths for more in {0, besides})
+        return all(
+            (n + more) % width not in range(1, min(4, width))
+            for width in widths
+            for more in {0, besides}
+        )
 
     return next(filter(suits, range(wanted, wanted + 1000)), wanted)
 

@@ -1,7 +1,8 @@
 """Readers of the official file formats.
 
-Every file comes from outside: it may be cut short, swapped for another, or hostile. So a reader checks what it finds against
-what is expected, runs nothing, writes nothing, and whatever goes wrong inside it ends as one `InputError` that names the file.
+Every file comes from outside: it may be cut short, swapped for another, or hostile. So a reader
+checks what it finds against what is expected, runs nothing, writes nothing, and whatever goes wrong
+inside it ends as one `InputError` that names the file.
 """
 
 import bz2
@@ -37,8 +38,11 @@ USPS_PIXELS = 256
 
 
 @dataclass(frozen=True)
-class Shelf:
-    """Where one source's files are looked for: the folders of its official release, then the data folder itself."""
+class SourceFolder:
+    """Where one source's files are looked for:
+
+    the folders of its official release, then the data folder itself.
+    """
 
     root: Path
     folders: tuple[str, ...]
@@ -55,10 +59,13 @@ class Shelf:
         return path
 
 
-def reads(what: str) -> Callable[[Callable[Concatenate[Path, P], R]], Callable[Concatenate[Path, P], R]]:
+def reads(
+    what: str,
+) -> Callable[[Callable[Concatenate[Path, P], R]], Callable[Concatenate[Path, P], R]]:
     """Turn whatever a parser throws at foreign bytes into one line that names the file.
 
-    The net is wide on purpose: pickle, zlib, PIL, scipy and h5py raise almost anything when a file is damaged.
+    The net is wide on purpose: pickle, zlib, PIL, scipy and h5py raise almost anything when a file
+    is damaged.
     """
 
     def decorate(reader: Callable[Concatenate[Path, P], R]) -> Callable[Concatenate[Path, P], R]:
@@ -83,7 +90,10 @@ def _expect(holds: bool, otherwise: str) -> None:
 
 
 def _content(path: Path, limit: int) -> bytes:
-    """What the file holds, unpacked. Its first bytes tell how it is packed, not its name: browsers unpack and keep the name."""
+    """What the file holds, unpacked.
+
+    Its first bytes tell how it is packed, not its name: browsers unpack and keep the name.
+    """
     with path.open("rb") as raw:
         start = raw.read(3)
         raw.seek(0)
@@ -99,14 +109,19 @@ def _content(path: Path, limit: int) -> bytes:
 
 def _labels(values: Any, least: int, most: int) -> NDArray[np.int64]:
     labels = np.asarray(values)
-    _expect(labels.ndim == 1 and len(labels) > 0 and labels.dtype.kind in "iuf", "the labels are not a list of numbers")
+    _expect(
+        labels.ndim == 1 and len(labels) > 0 and labels.dtype.kind in "iuf",
+        "the labels are not a list of numbers",
+    )
     _expect(bool(((labels >= least) & (labels <= most)).all()), f"labels outside {least}..{most}")
     _expect(bool((labels == np.floor(labels)).all()), "labels that are not whole numbers")
     return labels.astype(np.int64)
 
 
 @reads("the official idx file")
-def idx(path: Path, shape: tuple[int, ...], md5: str = "", labels: tuple[int, int] | None = None) -> Array:
+def idx(
+    path: Path, shape: tuple[int, ...], md5: str = "", labels: tuple[int, int] | None = None
+) -> Array:
     """Unsigned bytes in LeCun's idx format, of exactly this shape, packed with gzip or not."""
     content = _content(path, 4 + 4 * len(shape) + int(np.prod(shape)))
     magic = bytes([0, 0, 8, len(shape)])
@@ -121,7 +136,10 @@ def idx(path: Path, shape: tuple[int, ...], md5: str = "", labels: tuple[int, in
 
 @reads("the official binary CIFAR file")
 def cifar_binary(path: Path, count: int, classes: int) -> Pair:
-    """Rows of label and pixels. CIFAR-100 has two labels, the coarse one first; the last one is wanted either way."""
+    """Rows of label and pixels.
+
+    CIFAR-100 has two labels, the coarse one first; the last one is wanted either way.
+    """
     row = (2 if classes == 100 else 1) + 3072
     content = _content(path, count * row)
     _expect(len(content) == count * row, f"it holds {len(content):,} bytes, not {count * row:,}")
@@ -130,10 +148,13 @@ def cifar_binary(path: Path, count: int, classes: int) -> Pair:
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Reads containers, numbers, text and numpy arrays, and knows of nothing else that a pickle could call."""
+    """Reads containers, numbers, text and numpy arrays, and knows of nothing else that a pickle
+    could call.
+    """
 
     allowed = frozenset(
-        [(f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")] + [("numpy", "ndarray"), ("numpy", "dtype")]
+        [(f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")]
+        + [("numpy", "ndarray"), ("numpy", "dtype")]
     )
 
     def find_class(self, module: str, name: str) -> Any:
@@ -144,15 +165,28 @@ class _PlainUnpickler(pickle.Unpickler):
 
 @reads("the official pickled CIFAR file")
 def cifar_pickle(path: Path, count: int, classes: int) -> Pair:
-    """The Python version of CIFAR, pickled by Python 2: its text and bytes are the same type, so latin-1 keeps both."""
+    """The Python version of CIFAR, pickled by Python 2:
+
+    its text and bytes are the same type, so latin-1 keeps both.
+    """
     content = _content(path, 1 << 28)
-    most = max((int(index or 0) for code, index, _ in pickletools.genops(content) if code.name.endswith("PUT")), default=0)
-    _expect(most <= len(content), f"it puts aside {most:,} things")  # the unpickler would make room for all of them at once
+    most = max(
+        (
+            int(index or 0)
+            for code, index, _ in pickletools.genops(content)
+            if code.name.endswith("PUT")
+        ),
+        default=0,
+    )
+    # the unpickler would make room for all of them at once
+    _expect(most <= len(content), f"it puts aside {most:,} things")
     batch = _PlainUnpickler(io.BytesIO(content), encoding="latin1").load()
     _expect(isinstance(batch, dict), "it is not a dictionary")
     batch = {key.decode() if isinstance(key, bytes) else key: value for key, value in batch.items()}
     data = batch["data"]
-    _expect(isinstance(data, np.ndarray) and data.dtype == np.uint8, "its data are not unsigned bytes")
+    _expect(
+        isinstance(data, np.ndarray) and data.dtype == np.uint8, "its data are not unsigned bytes"
+    )
     _expect(data.shape == (count, 3072), f"its data are of shape {data.shape}, not {(count, 3072)}")
     labels = _labels(batch["fine_labels" if classes == 100 else "labels"], 0, classes - 1)
     _expect(len(labels) == count, f"it has {len(labels)} labels for {count} images")
@@ -161,15 +195,24 @@ def cifar_pickle(path: Path, count: int, classes: int) -> Pair:
 
 @reads("SVHN's cropped digits in MATLAB's format")
 def svhn(path: Path, most: int) -> Pair:
-    """X (32, 32, 3, N) and y (N, 1) with 10 for a nought. Shapes are looked at before anything is unpacked."""
+    """X (32, 32, 3, N) and y (N, 1) with 10 for a nought.
+
+    Shapes are looked at before anything is unpacked.
+    """
     from scipy.io import loadmat, whosmat
 
     content = _content(path, 1 << 30)
     _expect(content[:10] == b"MATLAB 5.0", "it is not a MATLAB 5.0 file")
     shapes = {name: (shape, kind) for name, shape, kind in whosmat(io.BytesIO(content))}
     (*image, count), kind = shapes["X"]
-    _expect(image == [32, 32, 3] and kind == "uint8", f"X is {kind} of shape {shapes['X'][0]}, not uint8 (32, 32, 3, N)")
-    _expect(0 < count <= most and shapes["y"][0] == (count, 1), f"{count:,} images (at most {most:,}), labels {shapes['y'][0]}")
+    _expect(
+        image == [32, 32, 3] and kind == "uint8",
+        f"X is {kind} of shape {shapes['X'][0]}, not uint8 (32, 32, 3, N)",
+    )
+    _expect(
+        0 < count <= most and shapes["y"][0] == (count, 1),
+        f"{count:,} images (at most {most:,}), labels {shapes['y'][0]}",
+    )
     found = loadmat(io.BytesIO(content), variable_names=["X", "y"])
     return found["X"].transpose(3, 2, 0, 1), _labels(found["y"][:, 0], 1, 10) % 10
 
@@ -179,10 +222,15 @@ def usps_h5(path: Path, split: str, count: int) -> Pair:
     try:
         import h5py
     except ImportError as error:
-        raise InputError(f"{path} needs h5py: pip install 'feddkd[data]', or use usps.bz2 and usps.t.bz2") from error
+        raise InputError(
+            f"{path} needs h5py: pip install 'feddkd[data]', or use usps.bz2 and usps.t.bz2"
+        ) from error
     with h5py.File(path, "r") as file:
         data, target = file[split]["data"], file[split]["target"]
-        _expect(data.shape == (count, USPS_PIXELS) and target.shape == (count,), f"{split} is of shape {data.shape}")
+        _expect(
+            data.shape == (count, USPS_PIXELS) and target.shape == (count,),
+            f"{split} is of shape {data.shape}",
+        )
         return _usps_bytes(data[:]), _labels(target[:], 0, 9)
 
 
@@ -191,7 +239,12 @@ def usps_text(path: Path, count: int) -> Pair:
     """libsvm's file: pixels -1..1, labels 1..10 for the digits 0..9."""
     from sklearn.datasets import load_svmlight_file
 
-    x, y = load_svmlight_file(io.BytesIO(_content(path, 1 << 26)), n_features=USPS_PIXELS, dtype=np.float32, zero_based=False)
+    x, y = load_svmlight_file(
+        io.BytesIO(_content(path, 1 << 26)),
+        n_features=USPS_PIXELS,
+        dtype=np.float32,
+        zero_based=False,
+    )
     _expect(x.shape[0] == count, f"it holds {x.shape[0]:,} images, not {count:,}")
     return _usps_bytes((x.toarray() + 1) / 2), _labels(y, 1, 10) - 1
 
@@ -211,17 +264,34 @@ def label_list(path: Path) -> Rows:
 def _rows(text: bytes) -> Rows:
     pairs = [line.split() for line in text.decode("ascii").splitlines() if line.strip()]
     _expect(all(len(pair) == 2 for pair in pairs), "a line is not of the form: name label")
-    _expect(all("/" not in name and "\\" not in name for name, _ in pairs), "a name that leads out of its folder")
-    return list(zip([name for name, _ in pairs], _labels([int(label) for _, label in pairs], 0, 9).tolist(), strict=True))
+    _expect(
+        all("/" not in name and "\\" not in name for name, _ in pairs),
+        "a name that leads out of its folder",
+    )
+    return list(
+        zip(
+            [name for name, _ in pairs],
+            _labels([int(label) for _, label in pairs], 0, 9).tolist(),
+            strict=True,
+        )
+    )
 
 
 @reads("MNIST-M's images")
 def mnist_m(path: Path, split: str, most: int, labels: Path | None) -> Pair:
-    """The images of one split, from a folder or a tar that holds it. Without a list of labels the tar must hold that too."""
+    """The images of one split, from a folder or a tar that holds it.
+
+    Without a list of labels the tar must hold that too.
+    """
     files = None if path.is_dir() else _members(path, f"mnist_m_{split}")
     rows = label_list(labels) if labels else _rows((files or {})[f"mnist_m_{split}_labels.txt"])
-    _expect(len(rows) <= most, f"{len(rows):,} images are listed, the official release has {most:,}")
-    images = [_png(_image(path, name) if files is None else files[f"mnist_m_{split}/{name}"], name) for name, _ in rows]
+    _expect(
+        len(rows) <= most, f"{len(rows):,} images are listed, the official release has {most:,}"
+    )
+    images = [
+        _png(_image(path, name) if files is None else files[f"mnist_m_{split}/{name}"], name)
+        for name, _ in rows
+    ]
     return np.stack(images).transpose(0, 3, 1, 2), np.array([label for _, label in rows])
 
 
@@ -231,7 +301,10 @@ def _image(folder: Path, name: str) -> bytes:
 
 
 def _members(path: Path, start: str) -> dict[str, bytes]:
-    """A tar's plain files by name, from the last `start` on. Read in memory; nothing is written, no link is followed."""
+    """A tar's plain files by name, from the last `start` on.
+
+    Read in memory; nothing is written, no link is followed.
+    """
     found: dict[str, bytes] = {}
     total = 0
     with tarfile.open(path) as archive:
@@ -240,7 +313,10 @@ def _members(path: Path, start: str) -> dict[str, bytes]:
             file = archive.extractfile(member) if here and member.isfile() else None
             if file:
                 total += member.size
-                _expect(total <= LARGEST_ARCHIVE, f"its images unpack to more than {LARGEST_ARCHIVE:,} bytes")
+                _expect(
+                    total <= LARGEST_ARCHIVE,
+                    f"its images unpack to more than {LARGEST_ARCHIVE:,} bytes",
+                )
                 found[here + rest] = file.read()
     return found
 
@@ -260,5 +336,8 @@ def npz(path: Path, names: tuple[str, ...]) -> list[Array]:
         size = sum(member.file_size for member in archive.infolist())
     _expect(size <= LARGEST, f"it unpacks to {size:,} bytes; at most {LARGEST:,} are read")
     with np.load(path, allow_pickle=False) as arrays:
-        _expect(set(names) <= set(arrays), f"it holds {', '.join(arrays) or 'nothing'}; wanted are {', '.join(names)}")
+        _expect(
+            set(names) <= set(arrays),
+            f"it holds {', '.join(arrays) or 'nothing'}; wanted are {', '.join(names)}",
+        )
         return [arrays[name] for name in names]

@@ -1,6 +1,7 @@
 """Data of one's own, from the files people have: arrays, a table, a folder of images.
 
-What comes without a test set is divided once, class by class, by a fixed key: the same for every experiment and seed.
+What comes without a test set is divided once, class by class, by a fixed key: the same for every
+experiment and seed.
 """
 
 import csv as comma_separated
@@ -46,7 +47,10 @@ def npz(path: str) -> Source:
 
 @SOURCES.register
 def test_only(path: str) -> Source:
-    """What a server holds whose clients bring their own examples: an .npz file with x_test and y_test."""
+    """What a server holds whose clients bring their own examples:
+
+    an .npz file with x_test and y_test.
+    """
 
     def load(root: Path | None) -> Data:
         pair = formats.npz(_found(root, path), ("x_test", "y_test"))
@@ -57,17 +61,20 @@ def test_only(path: str) -> Source:
         return replace(whole, train=Examples(whole.test.x[:0], whole.test.y[:0]))
 
     summary = (
-        "a server's test examples: an .npz with x_test, y_test; clients bring their own (partition elsewhere, feddkd flower)"
+        "a server's test examples: an .npz with x_test, y_test; clients bring their own (partition"
+        " elsewhere, feddkd flower)"
     )
     return Source(load, (path,), "your own arrays", AS_IT_IS, summary)
 
 
 @SOURCES.register
 def csv(path: str, label: str = "label", domain: str | None = None, test: Part = 0.2) -> Source:
-    """Your own table: a CSV file whose first line names the columns; all but label and domain are numbers.
+    """Your own table: a CSV file whose first line names the columns; all but label and domain are
+    numbers.
 
-    `domain` names the column that says whose row it is: `partition = "domains()"` then makes a client of each. A share `test` of
-    every class (of every domain) is set aside to test on. Columns are scaled to mean 0 and deviation 1 of the rest.
+    `domain` names the column that says whose row it is: `partition = "domains()"` then makes a
+    client of each. A share `test` of every class (of every domain) is set aside to test on. Columns
+    are scaled to mean 0 and deviation 1 of the rest.
     """
 
     def load(root: Path | None) -> Data:
@@ -76,21 +83,35 @@ def csv(path: str, label: str = "label", domain: str | None = None, test: Part =
         d, domains = _numbered(table.domains)
         held, kept = _parts(y + len(labels) * d, test)
         centre, width = table.x[kept].mean(axis=0), table.x[kept].std(axis=0)
-        x = torch.from_numpy(((table.x - centre) / np.where(width > 0, width, 1)).astype(np.float32))
-        train, tested = (
-            Examples(x[part], torch.from_numpy(y[part]), torch.from_numpy(d[part]) if domain else None) for part in (kept, held)
+        x = torch.from_numpy(
+            ((table.x - centre) / np.where(width > 0, width, 1)).astype(np.float32)
         )
-        return from_arrays(train, tested, name=Path(path).stem, labels=labels, domains=domains if domain else ())
+        train, tested = (
+            Examples(
+                x[part], torch.from_numpy(y[part]), torch.from_numpy(d[part]) if domain else None
+            )
+            for part in (kept, held)
+        )
+        return from_arrays(
+            train, tested, name=Path(path).stem, labels=labels, domains=domains if domain else ()
+        )
 
-    return Source(load, (path,), "your own table", AS_IT_IS, "your own table: a CSV file with a column of labels")
+    return Source(
+        load,
+        (path,),
+        "your own table",
+        AS_IT_IS,
+        "your own table: a CSV file with a column of labels",
+    )
 
 
 @SOURCES.register
 def folder(path: str, side: Side = 32, colour: bool = True, test: Part = 0.2) -> Source:
-    """Your own images: a folder with a folder of images for each class, or with such folders under train/ and test/.
+    """Your own images: a folder with a folder of images for each class, or with such folders under
+    train/ and test/.
 
-    Images are resized to `side` x `side` pixels, in colour or grey. Without train/ and test/, a share `test` of every class is
-    set aside to test on.
+    Images are resized to `side` x `side` pixels, in colour or grey. Without train/ and test/, a
+    share `test` of every class is set aside to test on.
     """
 
     def load(root: Path | None) -> Data:
@@ -104,7 +125,9 @@ def folder(path: str, side: Side = 32, colour: bool = True, test: Part = 0.2) ->
             x, words = _pictures(base, side, colour)
             y, labels = _numbered(words)
             held, kept = _parts(y, test)
-        return from_arrays((x[kept], y[kept]), (x[held], y[held]), name=base.resolve().name, labels=labels)
+        return from_arrays(
+            (x[kept], y[kept]), (x[held], y[held]), name=base.resolve().name, labels=labels
+        )
 
     summary = "your own images: a folder with a folder for each class"
     return Source(load, (path,), "your own images", "normalise(mean=0.5, std=0.5)", summary)
@@ -124,19 +147,21 @@ def _parts(groups: Indices, test: float) -> tuple[Indices, Indices]:
 
 def _numbered(words: Sequence[str]) -> tuple[Indices, tuple[str, ...]]:
     """Words as numbers, and the words in order: whole numbers by size, before everything else."""
-    names = sorted(set(words), key=lambda word: (float(word) if word.isdecimal() else math.inf, word))
+    names = sorted(
+        set(words), key=lambda word: (float(word) if word.isdecimal() else math.inf, word)
+    )
     place = {name: number for number, name in enumerate(names)}
     return np.array([place[word] for word in words], np.int64), tuple(names)
 
 
-class Table(NamedTuple):
+class CsvTable(NamedTuple):
     x: Array
     labels: list[str]
     domains: list[str]
 
 
 @reads("a CSV table")
-def _table(path: Path, label: str, domain: str | None) -> Table:
+def _table(path: Path, label: str, domain: str | None) -> CsvTable:
     with path.open(encoding="utf-8-sig", newline="") as file:
         lines = comma_separated.reader(file)
         names = next(lines)
@@ -149,12 +174,19 @@ def _table(path: Path, label: str, domain: str | None) -> Table:
     x = [[_number(path, line, name, row[name]) for name in read] for line, row in rows]
     if not x or not read:
         raise InputError(f"{path} has {len(x)} lines of {len(read)} numbers: nothing to learn from")
-    return Table(np.array(x), [row[label] for _, row in rows], [row[domain] if domain else "" for _, row in rows])
+    return CsvTable(
+        np.array(x),
+        [row[label] for _, row in rows],
+        [row[domain] if domain else "" for _, row in rows],
+    )
 
 
 def _row(path: Path, line: int, names: list[str], cells: list[str]) -> tuple[int, dict[str, str]]:
     if len(cells) != len(names):
-        raise InputError(f"{path}, line {line}: {len(cells)} cells, and the first line names {len(names)} columns")
+        raise InputError(
+            f"{path}, line {line}: {len(cells)} cells, and the first line names {len(names)}"
+            " columns"
+        )
     return line, dict(zip(names, (cell.strip() for cell in cells), strict=True))
 
 
@@ -172,8 +204,13 @@ def _number(path: Path, line: int, name: str, text: str) -> float:
 def _pictures(path: Path, side: int, colour: bool) -> tuple[Array, list[str]]:
     files = sorted(file for file in path.glob("*/*") if file.suffix.lower() in IMAGES)
     if not files:
-        raise InputError(f"{path} has no folders with images; a class is a folder, and images end in {choices(IMAGES)}")
-    return np.stack([_picture(file, side, colour) for file in files]), [file.parent.name for file in files]
+        raise InputError(
+            f"{path} has no folders with images; a class is a folder, and images end in"
+            f" {choices(IMAGES)}"
+        )
+    return np.stack([_picture(file, side, colour) for file in files]), [
+        file.parent.name for file in files
+    ]
 
 
 @reads("an image")
@@ -181,5 +218,7 @@ def _picture(path: Path, side: int, colour: bool) -> Array:
     from PIL import Image
 
     with Image.open(path) as image:
-        pixels = np.asarray(image.convert("RGB" if colour else "L").resize((side, side), Image.Resampling.BILINEAR))
+        pixels = np.asarray(
+            image.convert("RGB" if colour else "L").resize((side, side), Image.Resampling.BILINEAR)
+        )
     return pixels.reshape(side, side, -1).transpose(2, 0, 1)

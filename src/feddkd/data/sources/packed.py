@@ -1,10 +1,11 @@
-"""A compact copy of what some experiments read of a data source, for machines that do not have the originals.
+"""A compact copy of what some experiments read of a data source, for machines that do not have the
+originals.
 
 NAME-DIGEST.json     which source, all labels, and the pieces with their checksums
 NAME-DIGEST-00.npz   so many images as fit into a piece, and their positions
 
-Images that no experiment reads are left out, but every label is there, so that validation sets and partitions come out the same;
-the copy carries the digest of the original.
+Images that no experiment reads are left out, but every label is there, so that validation sets and
+partitions come out the same; the copy carries the digest of the original.
 """
 
 import functools
@@ -28,7 +29,9 @@ PIECE = 60 * 2**20  # bytes of a piece at most
 IMAGES = 20_000  # in a piece at first; fewer where they do not compress enough
 
 
-def pack(data: Data, source: Source, train: Indices, test: Indices, folder: Path, piece: int = PIECE) -> list[Path]:
+def pack(
+    data: Data, source: Source, train: Indices, test: Indices, folder: Path, piece: int = PIECE
+) -> list[Path]:
     """Write the images at these positions of the training and test sets. Returns the files."""
     folder.mkdir(parents=True, exist_ok=True)
     stem = f"{data.name}-{data.digest[:12]}"
@@ -37,12 +40,28 @@ def pack(data: Data, source: Source, train: Indices, test: Indices, folder: Path
         for at, content in _pieces(part, used, piece):
             name = f"{stem}-{len(pieces):02d}.npz"
             (folder / name).write_bytes(content)
-            pieces.append({"file": name, "side": side, "images": at, "sha256": hashlib.sha256(content).hexdigest()})
+            pieces.append(
+                {
+                    "file": name,
+                    "side": side,
+                    "images": at,
+                    "sha256": hashlib.sha256(content).hexdigest(),
+                }
+            )
     page = {
-        "format": FORMAT, "source": source.canonical, "digest": data.digest, "name": data.name, "classes": data.classes,
-        "labels": data.labels, "scale": data.scale, "domains": data.domains, "note": data.note, "pieces": pieces,
-        "train": _described(data.train), "test": _described(data.test),
-    }  # fmt: skip
+        "format": FORMAT,
+        "source": source.canonical,
+        "digest": data.digest,
+        "name": data.name,
+        "classes": data.classes,
+        "labels": data.labels,
+        "scale": data.scale,
+        "domains": data.domains,
+        "note": data.note,
+        "pieces": pieces,
+        "train": _described(data.train),
+        "test": _described(data.test),
+    }
     (folder / f"{stem}.json").write_text(json.dumps(page) + "\n", encoding="utf-8")
     return [folder / f"{stem}.json", *(folder / entry["file"] for entry in pieces)]
 
@@ -55,7 +74,10 @@ def _pieces(part: Examples, used: Indices, most: int) -> list[tuple[int, bytes]]
         np.savez_compressed(buffer, at=at, x=part.x[torch.from_numpy(at)].numpy())
         if len(buffer.getvalue()) > most:
             if size == 1:
-                raise InputError(f"a single image takes {len(buffer.getvalue())} bytes, more than a piece of {most} may")
+                raise InputError(
+                    f"a single image takes {len(buffer.getvalue())} bytes, more than a piece of"
+                    f" {most} may"
+                )
             size //= 2
             continue
         found.append((len(at), buffer.getvalue()))
@@ -65,7 +87,12 @@ def _pieces(part: Examples, used: Indices, most: int) -> list[tuple[int, bytes]]
 
 def _described(part: Examples) -> dict[str, Any]:
     domain = None if part.domain is None else part.domain.tolist()
-    return {"shape": list(part.x.shape), "dtype": str(part.x.dtype), "y": part.y.tolist(), "domain": domain}
+    return {
+        "shape": list(part.x.shape),
+        "dtype": str(part.x.dtype),
+        "y": part.y.tolist(),
+        "domain": domain,
+    }
 
 
 def unpack(source: Source, folder: Path | None) -> Data | None:
@@ -81,33 +108,51 @@ def _page(path: Path) -> dict[str, Any] | None:
     """What a JSON file says, if it is one of ours."""
     try:
         page = json.loads(path.read_text(encoding="utf-8"))
-        return page if isinstance(page, dict) and {"format", "source", "pieces"} <= set(page) else None
+        return (
+            page if isinstance(page, dict) and {"format", "source", "pieces"} <= set(page) else None
+        )
     except (OSError, ValueError):
         return None
 
 
 def _read(path: Path, page: dict[str, Any]) -> Data:
     if page["format"] != FORMAT:
-        raise InputError(f"{path} was packed by another feddkd (format {page['format']}, known: {FORMAT})")
+        raise InputError(
+            f"{path} was packed by another feddkd (format {page['format']}, known: {FORMAT})"
+        )
     sides = {side: _empty(page[side]) for side in ("train", "test")}
     held: dict[str, list[Indices]] = {"train": [], "test": []}
     for entry in page["pieces"]:
         piece = _load(path.parent / entry["file"], entry["sha256"])
         sides[entry["side"]].x[torch.from_numpy(piece["at"])] = torch.from_numpy(piece["x"])
         held[entry["side"]].append(piece["at"])
-    train, test = (np.sort(np.concatenate([*held[side], np.arange(0)])) for side in ("train", "test"))
+    train, test = (
+        np.sort(np.concatenate([*held[side], np.arange(0)])) for side in ("train", "test")
+    )
     data = Data(
-        page["name"], sides["train"], sides["test"], page["classes"], tuple(page["labels"]), page["scale"],
-        tuple(page["domains"]), page["note"], held=(train, test),
-    )  # fmt: skip
-    data.__dict__["digest"] = page["digest"]  # of the original: this copy has holes where nobody looks
+        page["name"],
+        sides["train"],
+        sides["test"],
+        page["classes"],
+        tuple(page["labels"]),
+        page["scale"],
+        tuple(page["domains"]),
+        page["note"],
+        held=(train, test),
+    )
+    # of the original: this copy has holes where nobody looks
+    data.__dict__["digest"] = page["digest"]
     return data
 
 
 def _empty(described: dict[str, Any]) -> Examples:
-    x = torch.zeros(described["shape"], dtype=getattr(torch, described["dtype"].removeprefix("torch.")))
+    x = torch.zeros(
+        described["shape"], dtype=getattr(torch, described["dtype"].removeprefix("torch."))
+    )
     domain = described["domain"]
-    return Examples(x, torch.tensor(described["y"]), None if domain is None else torch.tensor(domain))
+    return Examples(
+        x, torch.tensor(described["y"]), None if domain is None else torch.tensor(domain)
+    )
 
 
 def _load(path: Path, sha256: str) -> dict[str, np.ndarray[Any, Any]]:
@@ -134,5 +179,6 @@ def check_held(data: Data, parts: Sequence[Indices]) -> None:
     for side, wanted, held in zip(("training", "test"), used(data, parts), data.held, strict=True):
         if missing := len(np.setdiff1d(wanted, held)):
             raise InputError(
-                f"the packed copy of {data.name!r} lacks {missing} {side} images that this experiment reads: pack it again"
+                f"the packed copy of {data.name!r} lacks {missing} {side} images that this"
+                " experiment reads: pack it again"
             )

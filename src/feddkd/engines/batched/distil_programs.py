@@ -1,6 +1,8 @@
-"""How a course is taught: the teachers' answers and the gradients at shared weights as pure functions, and those recorded.
+"""How a course is taught: the teachers' answers and the gradients at shared weights as pure
+functions, and those recorded.
 
-A round's lessons are loaded into fixed places once; a step copies what is sent and its own number, no more.
+A round's lessons are loaded into fixed places once; a step copies what is sent and its own number,
+no more.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +14,7 @@ from torch import Tensor
 from torch.func import grad
 from torch.utils._pytree import tree_leaves, tree_map
 
-from feddkd.engines.batched.distil_batches import Course, Lesson
+from feddkd.engines.batched.distil_batches import Course, DistilBatch
 from feddkd.engines.batched.folds import stacked
 from feddkd.engines.compile.cuda_graph import Compiler, Replay, copies, fill, fill_all
 from feddkd.method import Batch, Gradient
@@ -21,7 +23,10 @@ from feddkd.tensors import Groups, Tensors
 
 
 def looped(function: Callable[..., Any]) -> Callable[..., Any]:
-    """As vmap, but one after another: for networks that vmap cannot take, and where one is all there is."""
+    """As vmap, but one after another:
+
+    for networks that vmap cannot take, and where one is all there is.
+    """
 
     def call(*inputs: Any) -> Any:
         count = len(tree_leaves(inputs)[0])
@@ -34,25 +39,32 @@ def looped(function: Callable[..., Any]) -> Callable[..., Any]:
 class Programme(NamedTuple):
     """The two functions of a course: what the teachers say in all steps, and the gradients in one."""
 
-    teach: Callable[[list[Lesson]], list[Tensor]]
-    slopes: Callable[[Groups, list[Lesson], list[Tensor], Tensor], list[Tensors]]
+    teach: Callable[[list[DistilBatch]], list[Tensor]]
+    slopes: Callable[[Groups, list[DistilBatch], list[Tensor], Tensor], list[Tensors]]
 
 
 Over = Callable[[Callable[..., Any]], Callable[..., Any]]  # vmap, or looped
 
 
-def programme(model: Model, client: Gradient, mean: bool, over_runs: Over, over_clients: Over) -> Programme:
+def programme(
+    model: Model, client: Gradient, mean: bool, over_runs: Over, over_clients: Over
+) -> Programme:
     """`mean`: the gradient of each run's mean; else, lesson by lesson, every client's own."""
 
-    def teach(lessons: list[Lesson]) -> list[Tensor]:
+    def teach(lessons: list[DistilBatch]) -> list[Tensor]:
         def own(memo: Groups, batches: Batch) -> Tensor:
             said: Tensor = over_clients(lambda batch: client.targets(model, memo, batch))(batches)
             return said
 
-        def one(lesson: Lesson) -> Tensor:
-            memo, batches = tree_map(lambda t: t.flatten(0, 1), lesson.memo), tree_map(lambda t: t.flatten(1, 2), lesson.batches)
+        def one(lesson: DistilBatch) -> Tensor:
+            memo, batches = (
+                tree_map(lambda t: t.flatten(0, 1), lesson.memo),
+                tree_map(lambda t: t.flatten(1, 2), lesson.batches),
+            )
             said: Tensor = over_clients(own)(memo, tree_map(lambda t: t.transpose(0, 1), batches))
-            return said.transpose(0, 1).reshape(said.shape[1], *lesson.weight.shape, *said.shape[2:])
+            return said.transpose(0, 1).reshape(
+                said.shape[1], *lesson.weight.shape, *said.shape[2:]
+            )
 
         return [one(lesson) for lesson in lessons]
 
@@ -61,35 +73,60 @@ def programme(model: Model, client: Gradient, mean: bool, over_runs: Over, over_
             return client.loss(model, w, sent, memo, batch, taught)
 
         def total(w: Tensors) -> Tensor:
-            parts = [(weight * over_clients(partial(loss, w))(*lesson)).sum() for *lesson, weight in lessons]
+            parts = [
+                (weight * over_clients(partial(loss, w))(*lesson)).sum()
+                for *lesson, weight in lessons
+            ]
             return torch.stack(parts).sum()
 
         if mean:
             return [grad(total)(sent["params"])]
-        return [over_clients(lambda *own: grad(loss)(sent["params"], *own))(*lesson) for *lesson, _ in lessons]
+        return [
+            over_clients(lambda *own: grad(loss)(sent["params"], *own))(*lesson)
+            for *lesson, _ in lessons
+        ]
 
-    def slopes(sent: Groups, lessons: list[Lesson], targets: list[Tensor], step: Tensor) -> list[Tensors]:
+    def slopes(
+        sent: Groups, lessons: list[DistilBatch], targets: list[Tensor], step: Tensor
+    ) -> list[Tensors]:
         def now(tensor: Tensor) -> Tensor:
             return tensor.index_select(0, step).squeeze(0)
 
-        here = [(x.memo, tree_map(now, x.batches), now(said), x.weight) for x, said in zip(lessons, targets, strict=True)]
+        here = [
+            (x.memo, tree_map(now, x.batches), now(said), x.weight)
+            for x, said in zip(lessons, targets, strict=True)
+        ]
         result: list[Tensors] = over_runs(run)(sent, here)
         return result
 
     return Programme(teach, slopes)
 
 
-class Desk:
-    """A course recorded: lessons, teachers' answers, what is sent and the number of the step in fixed places."""
+class RecordedCourse:
+    """A course recorded:
 
-    def __init__(self, course: Course, sents: Sequence[Groups], plan: Programme, fuse: Compiler | None, pool: Any) -> None:
+    lessons, teachers' answers, what is sent and the number of the step in fixed places.
+    """
+
+    def __init__(
+        self,
+        course: Course,
+        sents: Sequence[Groups],
+        plan: Programme,
+        fuse: Compiler | None,
+        pool: Any,
+    ) -> None:
         self.lessons, self.sent = tree_map(torch.clone, course.lessons), stacked(list(sents))
         self.step = torch.zeros(1, dtype=torch.int64, device=course.lessons[0].weight.device)
         self.teaching = Replay(plan.teach, (self.lessons,), fuse, pool)
         self.targets = self.teaching()
-        self.differentiating = Replay(plan.slopes, (self.sent, self.lessons, self.targets, self.step), fuse, pool)
+        self.differentiating = Replay(
+            plan.slopes, (self.sent, self.lessons, self.targets, self.step), fuse, pool
+        )
         self.names = [(group, name) for group, tensors in self.sent.items() for name in tensors]
-        self.seats = [self.sent[group][name][run] for run in range(len(sents)) for group, name in self.names]
+        self.seats = [
+            self.sent[group][name][run] for run in range(len(sents)) for group, name in self.names
+        ]
         self.course: Course | None = course
 
     def load(self, course: Course) -> None:

@@ -20,12 +20,17 @@ AHEAD = 1 << 20  # numbers that are read at once
 
 def take(groups: Groups, lane: int) -> Groups:
     """One lane of stacked groups."""
-    return {group: {name: tensor[lane] for name, tensor in tensors.items()} for group, tensors in groups.items()}
+    return {
+        group: {name: tensor[lane] for name, tensor in tensors.items()}
+        for group, tensors in groups.items()
+    }
 
 
 def apart(groups: Groups, lanes: int) -> list[dict[str, dict[str, Tensor]]]:
     """All lanes of stacked groups, each for itself: one call a tensor, not one a lane."""
-    rows: list[dict[str, dict[str, Tensor]]] = [{group: {} for group in groups} for _ in range(lanes)]
+    rows: list[dict[str, dict[str, Tensor]]] = [
+        {group: {} for group in groups} for _ in range(lanes)
+    ]
     for group, tensors in groups.items():
         for name, tensor in tensors.items():
             for row, own in zip(rows, tensor.unbind(), strict=True):
@@ -35,22 +40,33 @@ def apart(groups: Groups, lanes: int) -> list[dict[str, dict[str, Tensor]]]:
 
 def part(groups: Groups, start: int, stop: int | None) -> Groups:
     """Some lanes of stacked groups."""
-    return {group: {name: tensor[start:stop] for name, tensor in tensors.items()} for group, tensors in groups.items()}
+    return {
+        group: {name: tensor[start:stop] for name, tensor in tensors.items()}
+        for group, tensors in groups.items()
+    }
 
 
 def join(parts: list[Groups]) -> Groups:
     """Lanes put back together."""
     if len(parts) == 1:
         return parts[0]
-    return {g: {name: torch.cat([p[g][name] for p in parts]) for name in parts[0][g]} for g in parts[0]}
+    return {
+        g: {name: torch.cat([p[g][name] for p in parts]) for name in parts[0][g]} for g in parts[0]
+    }
 
 
 def stacked(many: list[Groups]) -> Groups:
-    return {g: {name: torch.stack([one[g][name] for one in many]) for name in many[0][g]} for g in many[0]}
+    return {
+        g: {name: torch.stack([one[g][name] for one in many]) for name in many[0][g]}
+        for g in many[0]
+    }
 
 
 def chosen(groups: Groups, lanes: Tensor) -> Groups:
-    return {group: {name: tensor[lanes] for name, tensor in tensors.items()} for group, tensors in groups.items()}
+    return {
+        group: {name: tensor[lanes] for name, tensor in tensors.items()}
+        for group, tensors in groups.items()
+    }
 
 
 def lanes_in(groups: Groups) -> int:
@@ -66,12 +82,17 @@ def shapes(groups: Groups) -> Shapes:
 
 def grouped(kinds: Sequence[object]) -> list[list[int]]:
     """Positions of equal kinds, together."""
-    return [[at for at, other in enumerate(kinds) if other == kind] for kind in dict.fromkeys(kinds)]
+    return [
+        [at for at, other in enumerate(kinds) if other == kind] for kind in dict.fromkeys(kinds)
+    ]
 
 
 @dataclass(frozen=True)
 class Work:
-    """A fold over a tape: what is sent is the same for all lanes (`shared`), or has a lane axis of its own."""
+    """A fold over a tape:
+
+    what is sent is the same for all lanes (`shared`), or has a lane axis of its own.
+    """
 
     model: Model
     store: Store
@@ -93,18 +114,34 @@ class Work:
 
     def read(self, step: int, lanes: slice | Tensor, width: int) -> Batch:
         tape = self.tape
-        cut = tape.indices[step, lanes, :width], tape.share[step, lanes, :width], tape.keys[step, lanes]
+        cut = (
+            tape.indices[step, lanes, :width],
+            tape.share[step, lanes, :width],
+            tape.keys[step, lanes],
+        )
         return self.store.read(*cut, self.dtype, self.phase.reads.random)
 
     def read_on(self, span: range, lanes: int, width: int) -> Iterator[Batch]:
-        """The batches of some steps of the first lanes. Small ones are read many steps at once, which costs little more."""
+        """The batches of some steps of the first lanes.
+
+        Small ones are read many steps at once, which costs little more.
+        """
         ahead = max(1, AHEAD // (lanes * width * self.store.x[0].numel()))
         for at in span[::ahead]:
             rows, tape = slice(at, min(at + ahead, span.stop)), self.tape
-            cut = tape.indices[rows, :lanes, :width], tape.share[rows, :lanes, :width], tape.keys[rows, :lanes]
+            cut = (
+                tape.indices[rows, :lanes, :width],
+                tape.share[rows, :lanes, :width],
+                tape.keys[rows, :lanes],
+            )
             indices, share, keys = (tensor.flatten(0, 1) for tensor in cut)
             read = self.store.read(indices, share, keys, self.dtype, self.phase.reads.random)
-            yield from map(Batch._make, zip(*(tensor.reshape(-1, lanes, *tensor.shape[1:]) for tensor in read), strict=True))
+            yield from map(
+                Batch._make,
+                zip(
+                    *(tensor.reshape(-1, lanes, *tensor.shape[1:]) for tensor in read), strict=True
+                ),
+            )
 
     def one(self, sent: Groups, carry: Groups, batch: Batch) -> Groups:
         return self.client.step(self.model, sent, carry, batch)
@@ -120,8 +157,10 @@ class Work:
     def plateaus(self, padded: bool = False) -> Iterator[tuple[int, int | None, range]]:
         """Yield (lanes at work, width of their batches, steps for which it is those).
 
-        Width None: batches of different sizes in one step, and a network that couples examples (batch norm does), which would
-        feel padding. Padded: where it does not, all batches are of one width, so that a partial one is no new shape."""
+        Width None: batches of different sizes in one step, and a network that couples examples
+        (batch norm does), which would feel padding. Padded: where it does not, all batches are of
+        one width, so that a partial one is no new shape.
+        """
 
         def kind(step: int) -> tuple[int, int | None]:
             sizes = self.tape.sizes[step, : self.tape.active[step]]
@@ -134,13 +173,20 @@ class Work:
             yield active, width, range(at[0], at[-1] + 1)
 
 
-Walk = Callable[[Groups, Groups, Iterable[Batch]], Groups]  # (sent, carry, batches of equal size) -> carry, over lanes
-# (work, carry, width, lanes at work, steps) -> carry, perhaps in places that the next call writes to
+# (sent, carry, batches of equal size) -> carry, over lanes
+Walk = Callable[[Groups, Groups, Iterable[Batch]], Groups]
+# (work, carry, width, lanes at work, steps) -> carry, perhaps in places that the next call writes
+# to
 Stretch = Callable[[Work, Groups, int | None, int, range], Groups]
 
 
-def run_vmap(work: Work, carry: Groups, steps: int | None = None, by: Callable[[Work], Walk] | None = None) -> Groups:
-    """Step by step over all lanes at work, so many steps or all of them. `by` makes programs for the shapes that they meet."""
+def run_vmap(
+    work: Work, carry: Groups, steps: int | None = None, by: Callable[[Work], Walk] | None = None
+) -> Groups:
+    """Step by step over all lanes at work, so many steps or all of them.
+
+    `by` makes programs for the shapes that they meet.
+    """
 
     def stretch(here: Work, carry: Groups, width: int | None, active: int, span: range) -> Groups:
         walk = here.walk if by is None else by(here)
@@ -152,14 +198,22 @@ def run_vmap(work: Work, carry: Groups, steps: int | None = None, by: Callable[[
 
 
 def run_plateaus(
-    work: Work, carry: Groups, steps: int | None, stretch: Stretch, padded: bool, places: Callable[[int], int] | None = None
+    work: Work,
+    carry: Groups,
+    steps: int | None,
+    stretch: Stretch,
+    padded: bool,
+    places: Callable[[int], int] | None = None,
 ) -> Groups:
-    """Plateau after plateau; finished lanes leave. Where a program for another number of lanes is dear, `places` says how many a
-    program for so many at work should have: lanes that have finished go idly on in what is left over, their results put away."""
+    """Plateau after plateau; finished lanes leave. Where a program for another number of lanes is
+    dear, `places` says how many a program for so many at work should have: lanes that have finished
+    go idly on in what is left over, their results put away.
+    """
     finished, left = [], lanes_in(carry)
     for active, width, span in work.plateaus(padded):
         if active < left:
-            finished.append(copies(part(carry, active, left)))  # where they lie a recorded step goes on writing
+            # where they lie a recorded step goes on writing
+            finished.append(copies(part(carry, active, left)))
             left = active
         room = places(active) if places else active
         carry = carry if room >= lanes_in(carry) else part(carry, 0, room)

@@ -1,5 +1,6 @@
-"""A cohort's work as lanes: one lane a client of a run, those with most batches first, so that those at work are always a
-prefix."""
+"""A cohort's work as lanes: one lane a client of a run, those with most batches first, so that
+those at work are always a prefix.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -56,28 +57,49 @@ class Store:
                 starts[place], end = end, end + len(federation.y)
                 kept.append(federation)
             offset[run] = starts[place]
-        x, y = ((f.x for f in kept), (f.y for f in kept)) if len(kept) > 1 else ((kept[0].x,), (kept[0].y,))
+        x, y = (
+            ((f.x for f in kept), (f.y for f in kept))
+            if len(kept) > 1
+            else ((kept[0].x,), (kept[0].y,))
+        )
         return cls(_joined(list(x)), _joined(list(y)), offset, federations)
 
     def lay_out(self, reads: Reads, orders: Sequence[Order]) -> list[Lane]:
         """All lanes of an exchange, longest first."""
-        asked = [(number, client, (*order.key, client)) for number, order in enumerate(orders) for client in order.cohort]
-        lists = [self._reading_list(reads, orders[number].run, client, key) for number, client, key in asked]
-        keys = many_step_keys([key for *_, key in asked], max((len(sizes) for _, sizes in lists), default=0))
+        asked = [
+            (number, client, (*order.key, client))
+            for number, order in enumerate(orders)
+            for client in order.cohort
+        ]
+        lists = [
+            self._reading_list(reads, orders[number].run, client, key)
+            for number, client, key in asked
+        ]
+        keys = many_step_keys(
+            [key for *_, key in asked], max((len(sizes) for _, sizes in lists), default=0)
+        )
         together = zip(asked, lists, keys, strict=True)
-        lanes = [Lane(number, client, line, sizes, own[: len(sizes)]) for (number, client, _), (line, sizes), own in together]
+        lanes = [
+            Lane(number, client, line, sizes, own[: len(sizes)])
+            for (number, client, _), (line, sizes), own in together
+        ]
         return sorted(lanes, key=lambda lane: -len(lane.sizes))
 
-    def _reading_list(self, reads: Reads, run: int, client: int, key: Key) -> tuple[Indices, list[int]]:
+    def _reading_list(
+        self, reads: Reads, run: int, client: int, key: Key
+    ) -> tuple[Indices, list[int]]:
         own, start = self.federations[run].indices(reads.source, client), self.offset[run]
         line, sizes = line_up(reads, len(own), key)
         return own[line] + start if start else own[line], sizes
 
-    def read(self, indices: Tensor, share: Tensor, keys: Tensor, dtype: torch.dtype, random: bool) -> Batch:
+    def read(
+        self, indices: Tensor, share: Tensor, keys: Tensor, dtype: torch.dtype, random: bool
+    ) -> Batch:
         """The batches of several lanes at once, as the network sees them: (lanes, batch, ...)."""
         # index_select: on a CPU many times as fast as x[indices]
         x, y = (
-            tensor.index_select(0, indices.flatten()).reshape(*indices.shape, *tensor.shape[1:]) for tensor in (self.x, self.y)
+            tensor.index_select(0, indices.flatten()).reshape(*indices.shape, *tensor.shape[1:])
+            for tensor in (self.x, self.y)
         )
         if random and self.transform.random:
             seen = vmap(lambda images, key: self.transform(images, dtype, key))(x, keys)
@@ -93,7 +115,10 @@ def _joined(tensors: list[Tensor]) -> Tensor:
 
 @dataclass(frozen=True)
 class Tape:
-    """The reading lists of some lanes, on the device: (steps, lanes, width). A short batch ends in places of share 0."""
+    """The reading lists of some lanes, on the device:
+
+    (steps, lanes, width). A short batch ends in places of share 0.
+    """
 
     indices: Tensor
     share: Tensor

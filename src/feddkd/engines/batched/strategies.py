@@ -6,10 +6,12 @@ loop     lane after lane, for networks that vmap cannot take and for convolution
 graph    the vectorised step recorded once as a CUDA graph and replayed
 streams  every lane on a CUDA stream of its own, all of them recorded as one CUDA graph
 fused, fused-streams
-         the same two, traced (convolutions over lanes as patches x bmm) and compiled before they are recorded
+         the same two, traced (convolutions over lanes as patches x bmm) and compiled before they
+         are recorded
 kernels  as fused, with convolutions, and the pooling and ReLU behind them, in Triton kernels of our own
 
-All give the same numbers up to rounding. `auto` times some steps of the job at hand and keeps the quickest.
+All give the same numbers up to rounding. `auto` times some steps of the job at hand and keeps the
+quickest.
 """
 
 import logging
@@ -46,12 +48,18 @@ Trial = Callable[[str, int], object]  # carries out so many steps by the strateg
 
 
 class Chooser:
-    """Runs folds by a named strategy, or by the one that was quickest on a few steps of the same kind of work."""
+    """Runs folds by a named strategy, or by the one that was quickest on a few steps of the same
+    kind of work.
+    """
 
     def __init__(self, strategy: str, device: torch.device) -> None:
-        known: tuple[str, ...] = ("loop", "vmap", *WAYS) if device.type == "cuda" else ("loop", "vmap", "traced")
+        known: tuple[str, ...] = (
+            ("loop", "vmap", *WAYS) if device.type == "cuda" else ("loop", "vmap", "traced")
+        )
         if strategy not in ("auto", *known):
-            raise InputError(f"unknown strategy {strategy!r} on {device.type}; there are: auto, {choices(known)}")
+            raise InputError(
+                f"unknown strategy {strategy!r} on {device.type}; there are: auto, {choices(known)}"
+            )
         self.strategy, self.known, self.device = strategy, known, device
         self.chosen: dict[str, str] = {}  # what kind of work -> strategy
         self.failed: dict[str, str] = {}  # what kind of work -> why the loop took over
@@ -66,19 +74,33 @@ class Chooser:
 
     def run(self, work: Work, carry: Groups) -> Groups:
         trains = work.phase.reads.random
-        # a test set is read through too seldom for compiling or tracing to pay, and not worth a line to people
+        # a test set is read through too seldom for compiling or tracing to pay, and not worth a
+        # line to people
         known = self.known if trains else [name for name in self.known if name != "traced"]
         names = [name for name in known if name not in WAYS or WAYS[name].suits(work.model, trains)]
         kind = f"{work.phase.name}, {lanes_in(carry)} lanes of {work.tape.indices.shape[2]}"
-        most = work.tape.active.count(work.tape.active[0])  # a trial ends with the first lane that does
+        # a trial ends with the first lane that does
+        most = work.tape.active.count(work.tape.active[0])
         level = logging.INFO if trains else logging.DEBUG
-        name = self.pick(kind, names, lambda name, steps: self._runner(name)(work, carry, steps), most, level=level)
+        name = self.pick(
+            kind,
+            names,
+            lambda name, steps: self._runner(name)(work, carry, steps),
+            most,
+            level=level,
+        )
         return self.by(
-            kind, name, lambda name: self._runner("vmap" if name == "traced" and not trains else name)(work, carry, None)
+            kind,
+            name,
+            lambda name: self._runner("vmap" if name == "traced" and not trains else name)(
+                work, carry, None
+            ),
         )
 
     def by(self, kind: str, name: str, work: Callable[[str], T]) -> T:
-        """Return what is computed by the strategy of that name, or by the loop where that does not work at its first use."""
+        """Return what is computed by the strategy of that name, or by the loop where that does not
+        work at its first use.
+        """
         try:
             result = work(name)
         except InputError:
@@ -88,9 +110,12 @@ class Chooser:
                 raise
             self.chosen[kind], self.failed[kind] = "loop", f"{name}: {_first_line(error)}"
             log.warning(
-                "%s: %s does not work for this network (%s); its clients are computed one after another, by 'loop', which takes "
-                "about as long as engine 'serial'", kind, name, _first_line(error),
-            )  # fmt: skip
+                "%s: %s does not work for this network (%s); its clients are computed one after"
+                " another, by 'loop', which takes about as long as engine 'serial'",
+                kind,
+                name,
+                _first_line(error),
+            )
             result = work("loop")
         self.proven.add(kind)
         return result
@@ -110,14 +135,26 @@ class Chooser:
         """Traced anew for another client or inputs of other shapes."""
         return partial(self.traces.walk, (work.client, work.shared, work.shapes), work.many)
 
-    def pick(self, kind: str, names: Sequence[str], trial: Trial, most: int = 1, per: int = 1, level: int = logging.INFO) -> str:
-        """The strategy for this kind of work: the one asked for, or the quickest of those named in trials of at most so many
-        steps. `per`: how many steps one of the trial's counts for in the log."""
+    def pick(
+        self,
+        kind: str,
+        names: Sequence[str],
+        trial: Trial,
+        most: int = 1,
+        per: int = 1,
+        level: int = logging.INFO,
+    ) -> str:
+        """The strategy for this kind of work: the one asked for, or the quickest of those named in
+        trials of at most so many steps. `per`: how many steps one of the trial's counts for in the
+        log.
+        """
         if kind not in self.chosen:
             if self.strategy == "auto":
                 seconds = self._try(kind, names, trial, most)
                 self.chosen[kind] = min(seconds, key=lambda name: seconds[name])
-                times = ", ".join(f"{name} {1e3 * each / per:.3g}" for name, each in seconds.items())
+                times = ", ".join(
+                    f"{name} {1e3 * each / per:.3g}" for name, each in seconds.items()
+                )
                 log.log(level, "%s: %s (ms a step: %s)", kind, self.chosen[kind], times)
             else:
                 self.chosen[kind] = self.strategy
@@ -130,14 +167,19 @@ class Chooser:
         for name in names:
             try:
                 prepares = name in WAYS or name == "traced"
-                seconds[name] = self._first(partial(trial, name), min(seconds.values(), default=0.0), prepares)
+                seconds[name] = self._first(
+                    partial(trial, name), min(seconds.values(), default=0.0), prepares
+                )
             except InputError:
                 raise
             except Exception as error:
                 if name == "loop":  # not the strategy's fault: the client itself fails
                     raise
-                log.warning("%s: %s does not work for this network (%s)", kind, name, _first_line(error))
-        for _ in range(REPEATS):  # by turns, so that whatever else the machine does meets all of them alike
+                log.warning(
+                    "%s: %s does not work for this network (%s)", kind, name, _first_line(error)
+                )
+        # by turns, so that whatever else the machine does meets all of them alike
+        for _ in range(REPEATS):
             best = min(seconds.values())
             for name in [name for name in seconds if seconds[name] < HOPELESS * best]:
                 steps = max(1, min(most, round(ENOUGH / seconds[name])))
@@ -146,10 +188,15 @@ class Chooser:
         return seconds
 
     def _first(self, trial: Callable[[int], object], best: float, prepares: bool) -> float:
-        """A first impression, after warming up; that itself will do where it took far too long and nothing was recorded or traced
-        in it, which on a busy machine takes seconds."""
+        """A first impression, after warming up; that itself will do where it took far too long and
+        nothing was recorded or traced in it, which on a busy machine takes seconds.
+        """
         warm = self._clock(trial, 1)
-        return warm if warm > max(HOPELESS * best, HOPELESS * PATIENCE) and not prepares and best else self._clock(trial, 1)
+        return (
+            warm
+            if warm > max(HOPELESS * best, HOPELESS * PATIENCE) and not prepares and best
+            else self._clock(trial, 1)
+        )
 
     def _clock(self, trial: Callable[[int], object], steps: int) -> float:
         wait_for(self.device)

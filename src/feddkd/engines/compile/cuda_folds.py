@@ -1,5 +1,7 @@
-"""Steps recorded as CUDA graphs: everything a step reads and writes lives in fixed places, and a counter on the device says which
-row of the tape is next. Replaying a step costs one launch, whatever it is made of."""
+"""Steps recorded as CUDA graphs: everything a step reads and writes lives in fixed places, and a
+counter on the device says which row of the tape is next. Replaying a step costs one launch,
+whatever it is made of.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,8 +22,9 @@ STRIDE = 7  # steps in one graph, besides a graph of one; 49 batches an epoch ar
 
 
 class Way(NamedTuple):
-    """How the lanes of a step are recorded: vectorised or on a stream each; as they are, or traced and compiled first, perhaps
-    with kernels of our own for convolutions."""
+    """How the lanes of a step are recorded: vectorised or on a stream each; as they are, or traced
+    and compiled first, perhaps with kernels of our own for convolutions.
+    """
 
     streams: bool = False
     compiled: bool = False
@@ -43,13 +46,20 @@ class Recording:
     """One step over so many lanes with batches of one width."""
 
     def __init__(
-        self, work: Work, carry: Groups, width: int, way: Way, pool: Any, lane_steps: dict[object, Callable[..., Groups]]
+        self,
+        work: Work,
+        carry: Groups,
+        width: int,
+        way: Way,
+        pool: Any,
+        lane_steps: dict[object, Callable[..., Groups]],
     ) -> None:
         lanes, device = lanes_in(carry), work.tape.indices.device
         self.work, self.width, self.way = work, width, way
         self.carry: Groups = copies(carry)
         self.sent: Groups = copies(work.sent)
-        rows = 1 << (len(work.tape.active) - 1).bit_length()  # a longer round to come need not be recorded anew
+        # a longer round to come need not be recorded anew
+        rows = 1 << (len(work.tape.active) - 1).bit_length()
         self.indices = torch.zeros(rows, lanes, width, dtype=torch.int64, device=device)
         self.share = torch.zeros(self.indices.shape, dtype=work.dtype, device=device)
         self.keys = torch.zeros(self.indices.shape[:2], dtype=torch.int64, device=device)
@@ -62,18 +72,25 @@ class Recording:
         self._record(device, pool)
 
     def _compile(self, lane_steps: dict[object, Callable[..., Groups]]) -> Callable[..., Groups]:
-        """The step with the writing back of its results inside, so that the compiler can write them where they belong at once;
-        over all lanes also with the reading of its batch."""
+        """The step with the writing back of its results inside, so that the compiler can write them
+        where they belong at once; over all lanes also with the reading of its batch.
+        """
         step, batch = self.call, self._read(slice(None))
 
         def written(sent: Groups, carry: Groups, batch: Batch) -> Groups:
             _copy(carry, step(sent, carry, batch))
             return {}
 
-        def whole(sent: Groups, carry: Groups, x: Tensor, y: Tensor, number: Tensor, *tape: Tensor) -> Groups:
+        def whole(
+            sent: Groups, carry: Groups, x: Tensor, y: Tensor, number: Tensor, *tape: Tensor
+        ) -> Groups:
             indices, share, keys = (tensor.index_select(0, number).squeeze(0) for tensor in tape)
             store = replace(self.work.store, x=x, y=y)
-            return written(sent, carry, store.read(indices, share, keys, self.work.dtype, self.work.phase.reads.random))
+            return written(
+                sent,
+                carry,
+                store.read(indices, share, keys, self.work.dtype, self.work.phase.reads.random),
+            )
 
         if not self.way.streams:
             return compiled(whole, *self._everything, kernels=self.way.kernels)
@@ -88,7 +105,16 @@ class Recording:
     def _everything(self) -> tuple[Any, ...]:
         """All that a compiled step over all lanes reads, where it lies."""
         store = self.work.store
-        return self.sent, self.carry, store.x, store.y, self.step, self.indices, self.share, self.keys
+        return (
+            self.sent,
+            self.carry,
+            store.x,
+            store.y,
+            self.step,
+            self.indices,
+            self.share,
+            self.keys,
+        )
 
     def _record(self, device: torch.device, pool: Any) -> None:
         def again() -> None:
@@ -103,7 +129,11 @@ class Recording:
             self._body()
 
     def _read(self, lanes: slice) -> Batch:
-        cut = self.indices[self.step][0, lanes], self.share[self.step][0, lanes], self.keys[self.step][0, lanes]
+        cut = (
+            self.indices[self.step][0, lanes],
+            self.share[self.step][0, lanes],
+            self.keys[self.step][0, lanes],
+        )
         return self.work.store.read(*cut, self.work.dtype, self.work.phase.reads.random)
 
     def _body(self) -> None:
@@ -121,7 +151,10 @@ class Recording:
             stream.wait_stream(main)
             with torch.cuda.stream(stream):
                 batch = Batch(*(tensor[0] for tensor in self._read(slice(lane, lane + 1))))
-                sent, own = self.sent if self.work.shared else take(self.sent, lane), take(self.carry, lane)
+                sent, own = (
+                    self.sent if self.work.shared else take(self.sent, lane),
+                    take(self.carry, lane),
+                )
                 _copy(own, self.call(sent, own, batch))
         for stream in self.side:
             main.wait_stream(stream)
@@ -137,7 +170,10 @@ class Recording:
         self.step.zero_()
 
     def run(self, work: Work, carry: Groups, span: range) -> Groups:
-        """The carry where it lies: its next steps, if they are done here, too, need nothing to be copied."""
+        """The carry where it lies:
+
+        its next steps, if they are done here, too, need nothing to be copied.
+        """
         if carry is not self.carry:
             self._load(work, carry, span.start)
         strides, rest = divmod(len(span), STRIDE)
@@ -152,7 +188,8 @@ class Recordings:
 
     def __init__(self) -> None:
         self._kept: dict[tuple[object, ...], Recording] = {}
-        self._lane_steps: dict[object, Callable[..., Groups]] = {}  # compiled for one lane, which serves any number of them
+        # compiled for one lane, which serves any number of them
+        self._lane_steps: dict[object, Callable[..., Groups]] = {}
         self._pool: Any = None
 
     def clear(self) -> None:
@@ -161,17 +198,23 @@ class Recordings:
 
     @property
     def pool(self) -> Any:
-        """Memory that all graphs share: none runs beside another, and what outlives a replay lies outside."""
+        """Memory that all graphs share:
+
+        none runs beside another, and what outlives a replay lies outside.
+        """
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         return self._pool
 
     def run(self, work: Work, carry: Groups, steps: int | None, way: Way) -> Groups:
-        def stretch(here: Work, carry: Groups, width: int | None, active: int, span: range) -> Groups:
+        def stretch(
+            here: Work, carry: Groups, width: int | None, active: int, span: range
+        ) -> Groups:
             if width is None:
                 return advance(here, carry, active, span, here.walk)
             return self._recording(here, carry, width, way).run(here, carry, span)
 
-        # a stream serves any number of lanes, and to record is cheap: only what is compiled for so many lanes is made to last
+        # a stream serves any number of lanes, and to record is cheap: only what is compiled for so
+        # many lanes is made to last
         places = _places if way.compiled and not way.streams else None
         return run_plateaus(work, carry, steps, stretch, padded=True, places=places)
 
@@ -184,6 +227,9 @@ class Recordings:
 
 
 def _places(lanes: int) -> int:
-    """The next number of the form 2^k or 3 * 2^k: clients of n different sizes need some 2 log2(n) programs instead of n."""
+    """The next number of the form 2^k or 3 * 2^k:
+
+    clients of n different sizes need some 2 log2(n) programs instead of n.
+    """
     power = 1 << (lanes - 1).bit_length()
     return power * 3 // 4 if power * 3 // 4 >= lanes else power

@@ -1,5 +1,7 @@
-"""Pure functions of tensors in fixed places, recorded as CUDA graphs: what a replay reads is copied into place, and its results
-lie in fixed places, too. Replaying costs one launch, whatever the function is made of."""
+"""Pure functions of tensors in fixed places, recorded as CUDA graphs: what a replay reads is copied
+into place, and its results lie in fixed places, too. Replaying costs one launch, whatever the
+function is made of.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,9 +15,13 @@ Compiler = Callable[..., Callable[..., Any]]  # (function, *example inputs) -> t
 
 
 def fill(places: Any, tensors: Any) -> None:
-    """Copy tensors to where they belong: with the recordings' carry the only place where tensors are written to."""
+    """Copy tensors to where they belong:
+
+    with the recordings' carry the only place where tensors are written to.
+    """
     leaves, shape = tree_flatten(places)
-    fill_all(leaves, shape.flatten_up_to(tensors))  # by name: the order in which a mapping was put together does not count
+    # by name: the order in which a mapping was put together does not count
+    fill_all(leaves, shape.flatten_up_to(tensors))
 
 
 def fill_all(places: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
@@ -61,20 +67,31 @@ def recorded(function: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
 
 
 class Replay:
-    """A function of tensors in fixed places as a CUDA graph. Its results are written to places outside the graph's memory: so
-    graphs can share that memory, and results stay until this very graph is replayed."""
+    """A function of tensors in fixed places as a CUDA graph. Its results are written to places
+    outside the graph's memory: so graphs can share that memory, and results stay until this very
+    graph is replayed.
+    """
 
-    def __init__(self, function: Callable[..., Any], places: tuple[Any, ...], fuse: Compiler | None, pool: Any) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        places: tuple[Any, ...],
+        fuse: Compiler | None,
+        pool: Any,
+    ) -> None:
         leaves, inputs = tree_flatten(places)
         shapes: list[Any] = []  # how results are nested
 
-        def flat(*leaves: Tensor) -> list[Tensor]:  # of plain tensors: a compiler need not look at anything else
+        # of plain tensors: a compiler need not look at anything else
+        def flat(*leaves: Tensor) -> list[Tensor]:
             results, shape = tree_flatten(function(*tree_unflatten(leaves, inputs)))
             shapes.append(shape)
             return results
 
         call = fuse(flat, *leaves) if fuse else flat
-        results = [torch.empty_like(tensor) for tensor in in_peace(lambda: call(*leaves), leaves[0].device)]
+        results = [
+            torch.empty_like(tensor) for tensor in in_peace(lambda: call(*leaves), leaves[0].device)
+        ]
         self.results = tree_unflatten(results, shapes[0])
         self.graph = recorded(lambda: fill_all(results, call(*leaves)), pool)
 

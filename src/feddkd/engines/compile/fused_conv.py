@@ -1,8 +1,10 @@
-"""Convolutions, with the pooling and ReLU that follow them, as one operation over lanes that vmap, grad and tracing see through.
+"""Convolutions, with the pooling and ReLU that follow them, as one operation over lanes that vmap,
+grad and tracing see through.
 
-`fusing()` watches a network while it is traced: where a convolution's output goes through 2x2 max pooling and ReLU, in either
-order, the convolution is taken back and one operation stands in the place of all. What stays behind unused is dropped with the
-rest of a graph that nobody reads. Convolutions of other kinds (strides, groups) are left as they are.
+`fusing()` watches a network while it is traced: where a convolution's output goes through 2x2 max
+pooling and ReLU, in either order, the convolution is taken back and one operation stands in the
+place of all. What stays behind unused is dropped with the rest of a graph that nobody reads.
+Convolutions of other kinds (strides, groups) are left as they are.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,7 +17,10 @@ from torch.overrides import TorchFunctionMode
 
 
 class Form(NamedTuple):
-    """What is fused: a convolution without stride, equally padded on all sides, and what follows it."""
+    """What is fused:
+
+    a convolution without stride, equally padded on all sides, and what follows it.
+    """
 
     pad: int
     pool: int = 1
@@ -27,22 +32,39 @@ class Form(NamedTuple):
         return high // self.pool, wide // self.pool
 
 
-# --- on laned tensors: images (lanes, batch, height, width, channels), weights (lanes, kernel height, width, channels, outputs)
+# --- on laned tensors: images (lanes, batch, height, width, channels), weights (lanes, kernel
+# height, width, channels, outputs)
 
 
 @torch.library.custom_op("feddkd::convolve", mutates_args=())
 def _convolve(
-    x: Tensor, w: Tensor, bias: Tensor | None, pads: int, high: int, wide: int, pool: int, relus: bool
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    pads: int,
+    high: int,
+    wide: int,
+    pool: int,
+    relus: bool,
 ) -> tuple[Tensor, Tensor]:
     """(relu(pool(x * w + bias)), which place of its window won)"""
-    from feddkd.engines.compile.triton_kernels import convolve  # Triton comes with torch's CUDA builds only
+    from feddkd.engines.compile.triton_kernels import (
+        convolve,  # Triton comes with torch's CUDA builds only
+    )
 
     return convolve(x, w, bias, pads, (high, wide), pool, relus)
 
 
 @_convolve.register_fake
 def _(
-    x: Tensor, w: Tensor, bias: Tensor | None, pads: int, high: int, wide: int, pool: int, relus: bool
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    pads: int,
+    high: int,
+    wide: int,
+    pool: int,
+    relus: bool,
 ) -> tuple[Tensor, Tensor]:
     y = x.new_empty(*x.shape[:2], high, wide, w.shape[-1])
     return y, y.new_empty(y.shape if pool == 2 else (0,), dtype=torch.uint8)
@@ -50,12 +72,24 @@ def _(
 
 @_convolve.register_kernel("cpu")
 def _(
-    x: Tensor, w: Tensor, bias: Tensor | None, pads: int, high: int, wide: int, pool: int, relus: bool
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    pads: int,
+    high: int,
+    wide: int,
+    pool: int,
+    relus: bool,
 ) -> tuple[Tensor, Tensor]:
     """The same by torch's own convolution, lane after lane: what the kernels are checked against."""
-    below, right = high * pool + w.shape[1] - 1 - x.shape[2] - pads, wide * pool + w.shape[2] - 1 - x.shape[3] - pads
+    below, right = (
+        high * pool + w.shape[1] - 1 - x.shape[2] - pads,
+        wide * pool + w.shape[2] - 1 - x.shape[3] - pads,
+    )
     images = pad(x.permute(0, 1, 4, 2, 3), (pads, max(0, right), pads, max(0, below)))
-    lanes = zip(images, w.permute(0, 4, 3, 1, 2), [None] * len(w) if bias is None else bias, strict=True)
+    lanes = zip(
+        images, w.permute(0, 4, 3, 1, 2), [None] * len(w) if bias is None else bias, strict=True
+    )
     y = torch.stack([conv2d(*lane) for lane in lanes])[..., : high * pool, : wide * pool]
     place = torch.empty(0, dtype=torch.uint8)
     if pool == 2:
@@ -91,12 +125,19 @@ def _summed(x: Tensor) -> torch.dtype:
 
 
 def _forward(form: Form, x: Tensor, w: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    found: tuple[Tensor, Tensor] = _convolve(x.contiguous(), w.contiguous(), bias, form.pad, *form.size(x, w), *form[1:])
+    found: tuple[Tensor, Tensor] = _convolve(
+        x.contiguous(), w.contiguous(), bias, form.pad, *form.size(x, w), *form[1:]
+    )
     return found
 
 
-def _backward(form: Form, slopes: Tensor, x: Tensor, w: Tensor, y: Tensor, place: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(to the image, to the weights, to the bias). The first is a convolution, too: with the weights turned around."""
+def _backward(
+    form: Form, slopes: Tensor, x: Tensor, w: Tensor, y: Tensor, place: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(to the image, to the weights, to the bias).
+
+    The first is a convolution, too: with the weights turned around.
+    """
     if form.relu:
         slopes = torch.where(y > 0, slopes, 0)
     to_bias = slopes.sum((1, 2, 3))
@@ -123,19 +164,25 @@ def _apply(function: type[torch.autograd.Function], *inputs: Any) -> Any:
     return function.apply(*inputs)  # type: ignore[no-untyped-call]
 
 
-def _laned(dims: Iterable[int | None], count: int, tensors: Iterable[Tensor | None]) -> list[Tensor | None]:
+def _laned(
+    dims: Iterable[int | None], count: int, tensors: Iterable[Tensor | None]
+) -> list[Tensor | None]:
     """vmap's axis as more lanes; what has no such axis is the same in all of them."""
 
     def one(at: int | None, tensor: Tensor | None) -> Tensor | None:
         if tensor is None or not tensor.numel():  # no bias, or no places
             return tensor if tensor is None or at is None else tensor.select(at, 0)
-        return (tensor.expand(count, *tensor.shape) if at is None else tensor.movedim(at, 0)).flatten(0, 1)
+        return (
+            tensor.expand(count, *tensor.shape) if at is None else tensor.movedim(at, 0)
+        ).flatten(0, 1)
 
     return [one(at, tensor) for at, tensor in zip(dims, tensors, strict=True)]
 
 
 def _unlaned(count: int, tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
-    return tuple(t.reshape(count, -1, *t.shape[1:]) if t.numel() else t.expand(count, 0) for t in tensors)
+    return tuple(
+        t.reshape(count, -1, *t.shape[1:]) if t.numel() else t.expand(count, 0) for t in tensors
+    )
 
 
 class _Backward(torch.autograd.Function):
@@ -177,15 +224,27 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, dims: Any, form: Form, x: Tensor, w: Tensor, bias: Tensor | None) -> Any:
         (_, at, *shared), count = dims, info.batch_size
-        if at is not None and shared == [None, None] and len(w) == 1:  # one lane that reads more images: no weights are repeated
+        # one lane that reads more images: no weights are repeated
+        if at is not None and shared == [None, None] and len(w) == 1:
             found = _apply(_Convolution, form, x.movedim(at, 1).flatten(1, 2), w, bias)
-            return tuple(t.reshape(1, count, -1, *t.shape[2:]) if t.numel() else t.expand(1, count, 0) for t in found), (1, 1)
-        return _unlaned(count, _apply(_Convolution, form, *_laned(dims[1:], count, (x, w, bias)))), (0, 0)
+            return tuple(
+                t.reshape(1, count, -1, *t.shape[2:]) if t.numel() else t.expand(1, count, 0)
+                for t in found
+            ), (1, 1)
+        return _unlaned(
+            count, _apply(_Convolution, form, *_laned(dims[1:], count, (x, w, bias)))
+        ), (0, 0)
 
 
 def fused_convolution(form: Form, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-    """relu(pool(convolution)) of images (batch, channels, height, width) by weights (outputs, channels, kernel height, width)."""
-    laned = x.permute(0, 2, 3, 1).unsqueeze(0), w.permute(2, 3, 1, 0).unsqueeze(0), None if bias is None else bias.unsqueeze(0)
+    """relu(pool(convolution)) of images (batch, channels, height, width) by weights (outputs,
+    channels, kernel height, width).
+    """
+    laned = (
+        x.permute(0, 2, 3, 1).unsqueeze(0),
+        w.permute(2, 3, 1, 0).unsqueeze(0),
+        None if bias is None else bias.unsqueeze(0),
+    )
     y: Tensor = _apply(_Convolution, form, *laned)[0]
     return y.squeeze(0).permute(0, 3, 1, 2)
 
@@ -208,11 +267,18 @@ class fusing(TorchFunctionMode):  # noqa: N801  # a context, as torch.no_grad
         super().__init__()
         self.origins: dict[int, _Origin] = {}
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
-        if args and function in NORMS:  # they would give gradients the layout of a convolution's images, which vmap does not know
+        # they would give gradients the layout of a convolution's images, which vmap does not know
+        if args and function in NORMS:
             args = (args[0].contiguous(), *args[1:])
-        found = _convolved(*args, **kwargs) if function is torch.conv2d else self._followed(function, args, kwargs)
+        found = (
+            _convolved(*args, **kwargs)
+            if function is torch.conv2d
+            else self._followed(function, args, kwargs)
+        )
         if found is None:
             return function(*args, **kwargs)
         form, inputs = found
@@ -221,7 +287,9 @@ class fusing(TorchFunctionMode):  # noqa: N801  # a context, as torch.no_grad
         return output
 
     def _followed(self, function: Any, args: Any, kwargs: Any) -> tuple[Form, Any] | None:
-        """What a convolution's output becomes together with the operation at hand; None unless that can be fused."""
+        """What a convolution's output becomes together with the operation at hand; None unless that
+        can be fused.
+        """
         origin = self.origins.get(id(args[0])) if args else None
         if origin is None:
             return None
@@ -233,12 +301,23 @@ class fusing(TorchFunctionMode):  # noqa: N801  # a context, as torch.no_grad
 
 
 RELUS: tuple[Callable[..., Tensor], ...] = (torch.relu, Tensor.relu, relu)
-NORMS: tuple[Callable[..., Tensor], ...] = (torch.batch_norm, batch_norm, torch.group_norm, group_norm)
+NORMS: tuple[Callable[..., Tensor], ...] = (
+    torch.batch_norm,
+    batch_norm,
+    torch.group_norm,
+    group_norm,
+)
 POOLINGS: tuple[Callable[..., Tensor], ...] = (torch.max_pool2d, max_pool2d)
 
 
 def _convolved(
-    input: Tensor, weight: Tensor, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
+    input: Tensor,
+    weight: Tensor,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
 ) -> tuple[Form, Any] | None:
     square = input.dim() == 4 and weight.shape[2] == weight.shape[3]
     known = not input.is_cuda or input.dtype in (torch.float32, torch.bfloat16)

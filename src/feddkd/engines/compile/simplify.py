@@ -1,8 +1,9 @@
-"""A traced graph without what computes nothing: for a CPU, where every operation is launched by Python, and small ones cost more
-to launch than to carry out.
+"""A traced graph without what computes nothing: for a CPU, where every operation is launched by
+Python, and small ones cost more to launch than to carry out.
 
-Tracing through vmap and grad leaves views that change nothing, constants made anew in every step, a loss that nobody reads, and
-a new tensor for every link of a chain. What is done about it here changes no bit of the results.
+Tracing through vmap and grad leaves views that change nothing, constants made anew in every step, a
+loss that nobody reads, and a new tensor for every link of a chain. What is done about it here
+changes no bit of the results.
 """
 
 import operator
@@ -19,7 +20,13 @@ from feddkd.engines.compile.trace import traced
 
 aten = torch.ops.aten
 RESHAPES = {aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.expand.default}
-LIKE = {aten.ones_like.default, aten.zeros_like.default, aten.new_full.default, aten.new_zeros.default, aten.new_ones.default}
+LIKE = {
+    aten.ones_like.default,
+    aten.zeros_like.default,
+    aten.new_full.default,
+    aten.new_zeros.default,
+    aten.new_ones.default,
+}
 PRODUCTS = {aten.mul.Scalar, aten.mul.Tensor}
 COMMUTE = {aten.add.Tensor, aten.mul.Tensor}
 HELD = 1 << 16  # numbers of a constant: a larger one costs more to hold than to make
@@ -28,7 +35,8 @@ HELD = 1 << 16  # numbers of a constant: a larger one costs more to hold than to
 def trimmed(function: Callable[..., Any], *example: Any) -> Callable[..., Any]:
     """The traced function, for inputs of the example's shapes, in fewer and cheaper operations."""
     module = traced(function, *example)
-    pure = not any(_writes(node) for node in module.graph.nodes)  # else a constant may be written to, a view of anything read
+    # else a constant may be written to, a view of anything read
+    pure = not any(_writes(node) for node in module.graph.nodes)
     held = _constants(module) if pure else {}
     for node in module.graph.nodes:
         if (same := _same(node, held)) is not None:
@@ -83,16 +91,29 @@ def _same(node: Node, held: dict[Node, Tensor]) -> Node | None:
     first, *rest = given or (None,)
     if node.target in RESHAPES and _alike(node, first):
         return cast(Node, first)
-    if node.target is aten.transpose.int and first.target is node.target and sorted(first.args[1:]) == sorted(rest):
+    if (
+        node.target is aten.transpose.int
+        and first.target is node.target
+        and sorted(first.args[1:]) == sorted(rest)
+    ):
         return cast(Node, first.args[0])
     if node.target is aten.mul.Scalar and rest == [1] and _alike(node, first):
         return cast(Node, first)
     factors = {rest[0]: first, first: rest[0]} if node.target is aten.mul.Tensor else {}
-    return next((other for one, other in factors.items() if one in held and _alike(node, other) and (held[one] == 1).all()), None)
+    return next(
+        (
+            other
+            for one, other in factors.items()
+            if one in held and _alike(node, other) and (held[one] == 1).all()
+        ),
+        None,
+    )
 
 
 def _put_in_place(node: Node, same: Node) -> None:
-    """Products are written out anew, so that a view can be taken of them; of what was multiplied by one that need not be so."""
+    """Products are written out anew, so that a view can be taken of them; of what was multiplied by
+    one that need not be so.
+    """
     for user in node.users if node.target in PRODUCTS else ():
         user.target = aten.reshape.default if user.target is aten.view.default else user.target
     node.replace_all_uses_with(same)
@@ -101,7 +122,12 @@ def _put_in_place(node: Node, same: Node) -> None:
 def _alike(*nodes: Any) -> bool:
     """Whether both are one tensor, of the same shape and type."""
     a, b = (node.meta.get("val") if isinstance(node, Node) else None for node in nodes)
-    return isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape and a.dtype == b.dtype
+    return (
+        isinstance(a, Tensor)
+        and isinstance(b, Tensor)
+        and a.shape == b.shape
+        and a.dtype == b.dtype
+    )
 
 
 def _write_over(node: Node) -> None:
@@ -109,7 +135,11 @@ def _write_over(node: Node) -> None:
     target = node.target
     if not isinstance(target, OpOverload) or torch.Tag.pointwise not in target.tags or node.kwargs:
         return
-    in_place = getattr(getattr(aten, f"{target._schema.name.removeprefix('aten::')}_", None), target._overloadname, None)
+    in_place = getattr(
+        getattr(aten, f"{target._schema.name.removeprefix('aten::')}_", None),
+        target._overloadname,
+        None,
+    )
     if target in COMMUTE and not _is_spare(node, node.args[0]) and _is_spare(node, node.args[1]):
         node.args = (node.args[1], node.args[0])
     if in_place is not None and _is_spare(node, node.args[0]):
@@ -117,9 +147,19 @@ def _write_over(node: Node) -> None:
 
 
 def _is_spare(node: Node, operand: Any) -> bool:
-    """Whether the operand was made in the graph, for this node alone, and lies in memory as the result would."""
-    if not isinstance(operand, Node) or operand.op != "call_function" or list(operand.users) != [node]:
+    """Whether the operand was made in the graph, for this node alone, and lies in memory as the
+    result would.
+    """
+    if (
+        not isinstance(operand, Node)
+        or operand.op != "call_function"
+        or list(operand.users) != [node]
+    ):
         return False
-    made = isinstance(operand.target, OpOverload) and not operand.target.is_view and operand.target not in RESHAPES
+    made = (
+        isinstance(operand.target, OpOverload)
+        and not operand.target.is_view
+        and operand.target not in RESHAPES
+    )
     once = node.args.count(operand) == 1 and _alike(node, operand)
     return made and once and bool(node.meta["val"].stride() == operand.meta["val"].stride())

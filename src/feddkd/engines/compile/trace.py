@@ -1,8 +1,10 @@
-"""A step over many lanes, traced to one flat graph of tensor operations, with its convolutions rewritten as patches x bmm.
+"""A step over many lanes, traced to one flat graph of tensor operations, with its convolutions
+rewritten as patches x bmm.
 
-Under vmap a convolution with a weight for each lane becomes a grouped convolution, which libraries carry out badly. Cut into
-patches (a copy) it is one batched matrix product over the lanes, and so are both of its gradients. Tracing sees through vmap and
-grad, needs nothing of the network but tensor operations, and hands torch.compile a graph that it can fuse as a whole.
+Under vmap a convolution with a weight for each lane becomes a grouped convolution, which libraries
+carry out badly. Cut into patches (a copy) it is one batched matrix product over the lanes, and so
+are both of its gradients. Tracing sees through vmap and grad, needs nothing of the network but
+tensor operations, and hands torch.compile a graph that it can fuse as a whole.
 """
 
 from collections.abc import Callable
@@ -30,8 +32,10 @@ def traced(function: Callable[..., Any], *example: Any) -> GraphModule:
         aten.convolution.default: _convolution,
         aten.convolution_backward.default: _convolution_backward,
     }
-    example = tree_map(torch.detach, example)  # one tensor at two places would be taken for one input for ever
-    with tracing(TracingContext(FakeTensorMode())):  # every operation notes its shape in one; else each would make its own
+    # one tensor at two places would be taken for one input for ever
+    example = tree_map(torch.detach, example)
+    # every operation notes its shape in one; else each would make its own
+    with tracing(TracingContext(FakeTensorMode())):
         module = make_fx(lambda *inputs: function(*inputs), decomposition_table=table)(*example)
     lean = fx_graph_cse(module.graph)  # forward and backward read the same patches: cut them once
     lean.set_codegen(module.graph._codegen)  # how nested inputs are taken apart
@@ -42,8 +46,10 @@ def traced(function: Callable[..., Any], *example: Any) -> GraphModule:
 def compiled(
     function: Callable[..., Any], *example: Any, channels_last: bool = False, kernels: bool = False
 ) -> Callable[..., Any]:
-    """The traced function, fused by torch.compile; `channels_last` lays images out as cuDNN's convolutions want them, `kernels`
-    hands convolutions, with what follows them, to kernels of our own."""
+    """The traced function, fused by torch.compile; `channels_last` lays images out as cuDNN's
+    convolutions want them, `kernels` hands convolutions, with what follows them, to kernels of our
+    own.
+    """
 
     def watched(*inputs: Any) -> Any:
         with fusing() if kernels else nullcontext():
@@ -51,13 +57,19 @@ def compiled(
 
     options: dict[str, Any] = {"force_layout_optimization": True} if channels_last else {}
     module = settle_numbers(traced(watched, *example))
-    fused: Callable[..., Any] = torch.compile(module, dynamic=False, fullgraph=True, options=options)
+    fused: Callable[..., Any] = torch.compile(
+        module, dynamic=False, fullgraph=True, options=options
+    )
     return fused
 
 
 @torch.library.custom_op("feddkd::settled", mutates_args=())
 def settled(x: Tensor) -> Tensor:
-    """x, written out. A compiler would rather compute what a patch reads nine times over than store it once; this makes it."""
+    """x, written out.
+
+    A compiler would rather compute what a patch reads nine times over than store it once; this
+    makes it.
+    """
     return x.clone(memory_format=torch.contiguous_format)
 
 
@@ -67,11 +79,17 @@ def _(x: Tensor) -> Tensor:
 
 
 def settle_numbers(module: GraphModule) -> GraphModule:
-    """What is computed in float64 is a number for each lane, Adam's corrections of bias, say. It is written out: else a compiler
-    computes it, powers and all, anew for every weight, which took VGG-9 a quarter of its step."""
+    """What is computed in float64 is a number for each lane, Adam's corrections of bias, say. It is
+    written out: else a compiler computes it, powers and all, anew for every weight, which took
+    VGG-9 a quarter of its step.
+    """
     for node in module.graph.find_nodes(op="call_function", target=aten._to_copy.default):
         (given,), made = node.args, node.meta["val"]
-        if isinstance(given, Node) and given.meta["val"].dtype == torch.float64 != made.dtype and made.dim() <= 1:
+        if (
+            isinstance(given, Node)
+            and given.meta["val"].dtype == torch.float64 != made.dtype
+            and made.dim() <= 1
+        ):
             with module.graph.inserting_after(node):
                 out = module.graph.call_function(torch.ops.feddkd.settled.default, (node,))
             node.replace_all_uses_with(out, delete_user_cb=lambda user, out=out: user is not out)
@@ -84,40 +102,73 @@ def _is_laned(x: Tensor, transposed: bool, groups: int) -> bool:
 
 
 def _convolution(
-    x: Tensor, w: Tensor, bias: Tensor | None, stride: list[int], padding: list[int], dilation: list[int],
-    transposed: bool, output_padding: list[int], groups: int,
-) -> Any:  # fmt: skip
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    transposed: bool,
+    output_padding: list[int],
+    groups: int,
+) -> Any:
     if not _is_laned(x, transposed, groups):
         return NotImplemented
     patches, (height, width) = _patches(x, w, stride, padding, dilation, groups)
     out = torch.bmm(patches, _aligned(w.reshape(groups, len(w) // groups, -1)).transpose(1, 2))
-    out = out.reshape(groups, len(x), height, width, -1).permute(1, 0, 4, 2, 3).reshape(len(x), -1, height, width)
+    out = (
+        out.reshape(groups, len(x), height, width, -1)
+        .permute(1, 0, 4, 2, 3)
+        .reshape(len(x), -1, height, width)
+    )
     return out if bias is None else out + bias[:, None, None]
 
 
 def _convolution_backward(
-    slope: Tensor, x: Tensor, w: Tensor, bias_sizes: list[int] | None, stride: list[int], padding: list[int], dilation: list[int],
-    transposed: bool, output_padding: list[int], groups: int, wanted: list[bool],
-) -> Any:  # fmt: skip
+    slope: Tensor,
+    x: Tensor,
+    w: Tensor,
+    bias_sizes: list[int] | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    transposed: bool,
+    output_padding: list[int],
+    groups: int,
+    wanted: list[bool],
+) -> Any:
     if not _is_laned(x, transposed, groups):
         return NotImplemented
     batch, (height, width) = len(x), slope.shape[2:]
-    rows = slope.reshape(batch, groups, -1, height, width).permute(1, 0, 3, 4, 2).reshape(groups, batch * height * width, -1)
+    rows = (
+        slope.reshape(batch, groups, -1, height, width)
+        .permute(1, 0, 3, 4, 2)
+        .reshape(groups, batch * height * width, -1)
+    )
     to_x = to_w = None
     if wanted[1]:
         product = _long_product(rows, _patches(x, w, stride, padding, dilation, groups)[0], batch)
         to_w = product[..., : w[0].numel()].reshape(w.shape)
     if wanted[0]:
-        spread = torch.bmm(rows, w.reshape(groups, rows.shape[2], -1)).reshape(groups, batch, height, width, *w.shape[1:])
+        spread = torch.bmm(rows, w.reshape(groups, rows.shape[2], -1)).reshape(
+            groups, batch, height, width, *w.shape[1:]
+        )
         to_x = _put_back(spread, x, stride, padding, dilation)
     return to_x, to_w, slope.sum((0, 2, 3)) if wanted[2] else None
 
 
 def _long_product(rows: Tensor, patches: Tensor, batch: int) -> Tensor:
-    """rows^T patches, a small result of a very long sum: cut into pieces, so that the whole chip has work."""
+    """rows^T patches, a small result of a very long sum:
+
+    cut into pieces, so that the whole chip has work.
+    """
     pieces = next(count for count in (16, 8, 4, 2, 1) if batch % count == 0)
     cut = [tensor.reshape(len(tensor) * pieces, -1, tensor.shape[2]) for tensor in (rows, patches)]
-    return torch.bmm(cut[0].transpose(1, 2), cut[1]).reshape(len(rows), pieces, rows.shape[2], -1).sum(1)
+    return (
+        torch.bmm(cut[0].transpose(1, 2), cut[1])
+        .reshape(len(rows), pieces, rows.shape[2], -1)
+        .sum(1)
+    )
 
 
 def _patches(
@@ -125,12 +176,17 @@ def _patches(
 ) -> tuple[Tensor, tuple[int, int]]:
     """(groups, batch x height x width, channels x kernel): what every place of the output reads."""
     batch, _, *sides = x.shape
-    out = [(sides[d] + 2 * padding[d] - dilation[d] * (w.shape[2 + d] - 1) - 1) // stride[d] + 1 for d in (0, 1)]
+    out = [
+        (sides[d] + 2 * padding[d] - dilation[d] * (w.shape[2 + d] - 1) - 1) // stride[d] + 1
+        for d in (0, 1)
+    ]
     x = settled(x)
     padded = pad(x, (padding[1], padding[1], padding[0], padding[0])) if any(padding) else x
     padded = padded.reshape(batch, groups, -1, *padded.shape[2:])
     for d in (0, 1):  # a view: two more axes that run over the kernel
-        padded = padded.unfold(3 + d, dilation[d] * (w.shape[2 + d] - 1) + 1, stride[d])[..., :: dilation[d]]
+        padded = padded.unfold(3 + d, dilation[d] * (w.shape[2 + d] - 1) + 1, stride[d])[
+            ..., :: dilation[d]
+        ]
     patches = padded.permute(1, 0, 3, 4, 2, 5, 6).reshape(groups, batch * out[0] * out[1], -1)
     return _aligned(patches), (out[0], out[1])
 
@@ -140,12 +196,24 @@ def _aligned(rows: Tensor) -> Tensor:
     return pad(rows, (0, -rows.shape[-1] % 8))
 
 
-def _put_back(spread: Tensor, x: Tensor, stride: list[int], padding: list[int], dilation: list[int]) -> Tensor:
-    """The transpose of `_patches`: every place of the input gathers what its patches brought. (groups, batch, h, w, c, kh, kw)"""
+def _put_back(
+    spread: Tensor, x: Tensor, stride: list[int], padding: list[int], dilation: list[int]
+) -> Tensor:
+    """The transpose of `_patches`:
+
+    every place of the input gathers what its patches brought. (groups, batch, h, w, c, kh, kw)
+    """
     groups, batch, height, width, channels, *kernel = spread.shape
     if list(stride) != [1, 1]:
         columns = spread.permute(1, 0, 4, 5, 6, 2, 3).reshape(batch, -1, height * width)
-        return fold(columns, tuple(x.shape[2:]), tuple(kernel), tuple(dilation), tuple(padding), tuple(stride))
+        return fold(
+            columns,
+            tuple(x.shape[2:]),
+            tuple(kernel),
+            tuple(dilation),
+            tuple(padding),
+            tuple(stride),
+        )
     sides = [x.shape[2 + d] + 2 * padding[d] for d in (0, 1)]
     total = None
     for i in range(kernel[0]):

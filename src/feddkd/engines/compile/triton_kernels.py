@@ -1,10 +1,12 @@
-"""Triton kernels: convolutions over lanes, each lane with weights of its own, and the 2x2 pooling and ReLU behind them.
+"""Triton kernels: convolutions over lanes, each lane with weights of its own, and the 2x2 pooling
+and ReLU behind them.
 
-A convolution is a matrix product whose left operand, the patches, is never written out: its elements are read from the image as
-they are needed. Pooling is done on what the product left in registers, so only a quarter of it is written, with one byte that
-says which of the four places won.
+A convolution is a matrix product whose left operand, the patches, is never written out: its
+elements are read from the image as they are needed. Pooling is done on what the product left in
+registers, so only a quarter of it is written, with one byte that says which of the four places won.
 
-Images are (lanes, batch, height, width, channels), weights (lanes, kernel height, kernel width, channels, outputs).
+Images are (lanes, batch, height, width, channels), weights (lanes, kernel height, kernel width,
+channels, outputs).
 """
 
 import torch
@@ -24,7 +26,9 @@ def _convolve(
     KH: tl.constexpr, KW: tl.constexpr, PAD: tl.constexpr, POOL: tl.constexpr, RELU: tl.constexpr, BIAS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """y = relu(pool(x * w + bias)), a tile of BM pooled places by BN outputs; one sum for each place of the pooling window."""
+    """y = relu(pool(x * w + bias)), a tile of BM pooled places by BN outputs; one sum for each
+    place of the pooling window.
+    """
     K: tl.constexpr = KH * KW * C
     lane = tl.program_id(2).to(tl.int64)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -43,13 +47,26 @@ def _convolve(
         kh, kw = k // (KW * C), k // C % KW
         at = corner[:, None] + (kh * (W * C) + k % (KW * C))[None, :]
         there = inside[:, None] & (k < K)[None, :]
-        weights = tl.load(w + k[:, None] * OUT + n[None, :], mask=(k < K)[:, None] & (n < OUT)[None, :], other=0.0)
+        weights = tl.load(
+            w + k[:, None] * OUT + n[None, :], mask=(k < K)[:, None] & (n < OUT)[None, :], other=0.0
+        )
         row, column = top[:, None] + kh[None, :], left[:, None] + kw[None, :]
         sum0 = _add(x + at, there, row, column, weights, sum0, H, W, PAD, PRECISION)
         if POOL == 2:
             sum1 = _add(x + at + C, there, row, column + 1, weights, sum1, H, W, PAD, PRECISION)
             sum2 = _add(x + at + W * C, there, row + 1, column, weights, sum2, H, W, PAD, PRECISION)
-            sum3 = _add(x + at + (W * C + C), there, row + 1, column + 1, weights, sum3, H, W, PAD, PRECISION)
+            sum3 = _add(
+                x + at + (W * C + C),
+                there,
+                row + 1,
+                column + 1,
+                weights,
+                sum3,
+                H,
+                W,
+                PAD,
+                PRECISION,
+            )
     to = lane * B * (HP * WP * OUT) + m[:, None] * OUT + n[None, :]
     mask = inside[:, None] & (n < OUT)[None, :]
     best = sum0
@@ -73,7 +90,9 @@ def _add(
 ):  # fmt: skip
     if PAD > 0:
         there = there & (row >= 0) & (row < H) & (column >= 0) & (column < W)
-    return tl.dot(tl.load(pointers, mask=there, other=0.0), weights, total, input_precision=PRECISION)
+    return tl.dot(
+        tl.load(pointers, mask=there, other=0.0), weights, total, input_precision=PRECISION
+    )
 
 
 @triton.jit
@@ -90,7 +109,10 @@ def _to_weights(
     KH: tl.constexpr, KW: tl.constexpr, PAD: tl.constexpr, PIECES: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The gradient for the weights, a tile of BK of their rows by BN outputs: the part of a sum that comes from PIECE places."""
+    """The gradient for the weights, a tile of BK of their rows by BN outputs:
+
+    the part of a sum that comes from PIECE places.
+    """
     K: tl.constexpr = KH * KW * C
     lane = (tl.program_id(2) // PIECES).to(tl.int64)
     first = tl.program_id(2) % PIECES * PIECE
@@ -111,16 +133,28 @@ def _to_weights(
             there = there & (row >= 0) & (row < H) & (column >= 0) & (column < W)
         at = (image * (H * W * C) + (top * W + left) * C)[:, None] + offset[None, :]
         seen = tl.load(x + at, mask=there, other=0.0)
-        slope = tl.load(slopes + m[:, None] * OUT + n[None, :], mask=(m < last)[:, None] & (n < OUT)[None, :], other=0.0)
+        slope = tl.load(
+            slopes + m[:, None] * OUT + n[None, :],
+            mask=(m < last)[:, None] & (n < OUT)[None, :],
+            other=0.0,
+        )
         total = tl.dot(tl.trans(seen), slope, total, input_precision=PRECISION)
     to = tl.program_id(2).to(tl.int64) * (K * OUT) + k[:, None] * OUT + n[None, :]
     tl.store(dw + to, total, mask=(k < K)[:, None] & (n < OUT)[None, :])
 
 
 def convolve(
-    x: Tensor, w: Tensor, bias: Tensor | None, pad: int, size: tuple[int, int], pool: int, relu: bool
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    pad: int,
+    size: tuple[int, int],
+    pool: int,
+    relu: bool,
 ) -> tuple[Tensor, Tensor]:
-    """relu(pool(x * w + bias)), `size` high and wide, and where pool == 2 which place of its window won: 0 to 3."""
+    """relu(pool(x * w + bias)), `size` high and wide, and where pool == 2 which place of its window
+    won: 0 to 3.
+    """
     (lanes, batch, height, width, channels), (kh, kw, _, out) = x.shape, w.shape[1:]
     y = x.new_empty(lanes, batch, *size, out)
     place = torch.empty(y.shape if pool == 2 else (0,), dtype=torch.uint8, device=x.device)
@@ -138,16 +172,21 @@ def convolve(
 
 
 def to_weights(slopes: Tensor, x: Tensor, kh: int, kw: int, pad: int) -> Tensor:
-    """The gradient for the weights. Given is that for the convolution's output, or the upper left part of it that is not zero.
+    """The gradient for the weights. Given is that for the convolution's output, or the upper left
+    part of it that is not zero.
 
-    The pieces of a long sum are added here: a compiler that joins their sum with the update reads them in the order of the
-    weights, far apart, which for one lane of VGG-9 took four fifths of a step."""
+    The pieces of a long sum are added here: a compiler that joins their sum with the update reads
+    them in the order of the weights, far apart, which for one lane of VGG-9 took four fifths of a
+    step.
+    """
     (lanes, batch, high, wide, out), (height, width, channels) = slopes.shape, x.shape[2:]
     rows, places = kh * kw * channels, batch * high * wide
     bm, bn, bk = DEPTH // max(2, x.element_size()), _tile(out, 128), _tile(rows, 128)
     tiles = lanes * triton.cdiv(rows, bk) * triton.cdiv(out, bn)
-    pieces = max(1, min(triton.cdiv(PROGRAMS, tiles), places // SHORTEST))  # so that the whole chip has work
-    piece = triton.cdiv(triton.cdiv(places, pieces), bm) * bm  # a whole number of steps; the last piece may be short, or empty
+    # so that the whole chip has work
+    pieces = max(1, min(triton.cdiv(PROGRAMS, tiles), places // SHORTEST))
+    # a whole number of steps; the last piece may be short, or empty
+    piece = triton.cdiv(triton.cdiv(places, pieces), bm) * bm
     dw = x.new_empty(lanes, pieces, kh, kw, channels, out, dtype=torch.float32)
     grid = (triton.cdiv(rows, bk), triton.cdiv(out, bn), lanes * pieces)
     _to_weights[grid](

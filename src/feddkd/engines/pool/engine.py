@@ -1,11 +1,14 @@
-"""CPU: one process a core, one thread each, images in channels_last; the engine for convolutions where there is no GPU.
+"""CPU: one process a core, one thread each, images in channels_last; the engine for convolutions
+where there is no GPU.
 
-Workers are forked. So they know all that the engine knew at that moment without its being sent: the network, the data, the
-phases (closures, which no pickle carries) and the clients' memos. They are forked anew for a phase they have not seen, once for
-each that a method has, and are told of memos that have changed since before they need them. Traces of steps stay with them.
+Workers are forked. So they know all that the engine knew at that moment without its being sent: the
+network, the data, the phases (closures, which no pickle carries) and the clients' memos. They are
+forked anew for a phase they have not seen, once for each that a method has, and are told of memos
+that have changed since before they need them. Traces of steps stay with them.
 
-What does travel, weights and memos down and uploads up, lies in anonymous memory files (memfd): no names in /dev/shm that could
-outlive the engine, one open file at a time, and all workers read the same pages.
+What does travel, weights and memos down and uploads up, lies in anonymous memory files (memfd): no
+names in /dev/shm that could outlive the engine, one open file at a time, and all workers read the
+same pages.
 """
 
 import os
@@ -30,7 +33,10 @@ from feddkd.tensors import Groups, combine, stack
 
 @dataclass
 class Pool(Serial):
-    """A serial engine whose clients are dealt to worker processes: by default as many as this process may use cores."""
+    """A serial engine whose clients are dealt to worker processes:
+
+    by default as many as this process may use cores.
+    """
 
     workers: int | None = None
     _phases: list[Phase] = field(default_factory=list, init=False, repr=False)
@@ -41,19 +47,27 @@ class Pool(Serial):
 
     def __post_init__(self) -> None:
         if not hasattr(os, "memfd_create"):
-            raise InputError("engine 'pool' forks its workers and shares memory files with them: it needs Linux")
+            raise InputError(
+                "engine 'pool' forks its workers and shares memory files with them: it needs Linux"
+            )
         if device := next((f.x.device for f in self.federations if f.x.device.type != "cpu"), None):
             raise InputError(f"engine 'pool' computes on the CPU, and the data is on {device}")
         if self.workers is not None and self.workers < 1:
             raise InputError(f"engine 'pool' needs at least one worker, not {self.workers}")
-        if self.dtype != torch.float64:  # which is asked for to compare: there not a bit may differ from serial's
+        # which is asked for to compare: there not a bit may differ from serial's
+        if self.dtype != torch.float64:
             self.federations = [_channels_last(federation) for federation in self.federations]
 
     def exchange(self, exchange: Exchange, orders: Sequence[Order]) -> list[Reply]:
         tasks = self._longest_first(exchange.phase, orders)
         try:
             crew = self._crew_for(exchange.phase, len(tasks))
-            brief = Brief(_position(self._phases, exchange.phase), exchange.retain, orders, self._news(orders, tasks))
+            brief = Brief(
+                _position(self._phases, exchange.phase),
+                exchange.retain,
+                orders,
+                self._news(orders, tasks),
+            )
             answers = crew.perform(brief, tasks, exchange.phase.name)
         except BaseException:  # an interrupt too must leave no worker behind
             self._dismiss()
@@ -61,10 +75,15 @@ class Pool(Serial):
         turns: dict[tuple[int, int], list[Answer]] = {}
         for task in tasks:
             turns.setdefault((task.order, task.client), []).append(answers[task])
-        return [self._reply(exchange.phase, order, [turns[at, k] for k in order.cohort]) for at, order in enumerate(orders)]
+        return [
+            self._reply(exchange.phase, order, [turns[at, k] for k in order.cohort])
+            for at, order in enumerate(orders)
+        ]
 
     def restore(self, run: int, memos: Mapping[int, Groups]) -> None:
-        self._changed |= {(own, client) for own, client in self.memos if own == run} | {(run, client) for client in memos}
+        self._changed |= {(own, client) for own, client in self.memos if own == run} | {
+            (run, client) for client in memos
+        }
         super().restore(run, memos)
 
     def close(self) -> None:
@@ -76,10 +95,15 @@ class Pool(Serial):
         return self._practice.walk
 
     def _longest_first(self, phase: Phase, orders: Sequence[Order]) -> list[Task]:
-        """Everybody's turn; one that only adds up what its batches bring, an evaluation, is taken apart into them."""
+        """Everybody's turn; one that only adds up what its batches bring, an evaluation, is taken
+        apart into them.
+        """
         reads, apart = phase.reads, isinstance(phase.client, Fold) and phase.client.sums
         turns = [
-            (Task(at, client), reads.count(len(self.federations[order.run].indices(reads.source, client))))
+            (
+                Task(at, client),
+                reads.count(len(self.federations[order.run].indices(reads.source, client))),
+            )
             for at, order in enumerate(orders)
             for client in order.cohort
         ]
@@ -101,7 +125,9 @@ class Pool(Serial):
         self._crew = Crew(size, self._hear, self._answer)
         return self._crew
 
-    def _news(self, orders: Sequence[Order], tasks: Sequence[Task]) -> dict[tuple[int, int], Groups | None]:
+    def _news(
+        self, orders: Sequence[Order], tasks: Sequence[Task]
+    ) -> dict[tuple[int, int], Groups | None]:
         """The memos of those who are asked, as far as the workers do not know them."""
         asked = {(orders[task.order].run, task.client) for task in tasks} & self._changed
         self._changed -= asked
@@ -117,14 +143,23 @@ class Pool(Serial):
 
     def _answer(self, brief: Brief, task: Task) -> Answer:
         """In a worker: one client's turn, or a batch of it."""
-        order, which = brief.orders[task.order], ALL if task.batch is None else slice(task.batch, task.batch + 1)
+        order, which = (
+            brief.orders[task.order],
+            ALL if task.batch is None else slice(task.batch, task.batch + 1),
+        )
         memo = self.memos.get((order.run, task.client), self.first_memos[order.run])
         upload, after = self._ask(self._phases[brief.phase], order, task.client, memo, which)
         kept = retained(after, brief.retain)
-        return Answer(upload, {name: None if group is memo.get(name) else group for name, group in kept.items()})
+        return Answer(
+            upload,
+            {name: None if group is memo.get(name) else group for name, group in kept.items()},
+        )
 
     def _reply(self, phase: Phase, order: Order, turns: Sequence[Sequence[Answer]]) -> Reply:
-        """In the engine's own process, in the order of the cohort: what every client keeps, and what the server gets."""
+        """In the engine's own process, in the order of the cohort:
+
+        what every client keeps, and what the server gets.
+        """
         for client, parts in zip(order.cohort, turns, strict=True):
             self._remember(order.run, client, parts[0].memo)
         federation = self.federations[order.run]
@@ -138,7 +173,11 @@ class Pool(Serial):
         if set(kept) != set(before) or any(group is not None for group in kept.values()):
             self._changed.add((run, client))
         # copies: a view would hold on to the whole of the upload's memory
-        new = {name: {n: t.clone() for n, t in group.items()} for name, group in kept.items() if group is not None}
+        new = {
+            name: {n: t.clone() for n, t in group.items()}
+            for name, group in kept.items()
+            if group is not None
+        }
         self.memos[run, client] = {name: new.get(name, before.get(name, {})) for name in kept}
 
     def _dismiss(self) -> None:
@@ -153,12 +192,18 @@ def _plus(a: Groups, b: Groups) -> Groups:
 
 
 def _channels_last(federation: Federation) -> Federation:
-    """Images in channels_last. Every layer after them follows: convolutions and pooling run about half as long again without.
+    """Images in channels_last. Every layer after them follows: convolutions and pooling run about
+    half as long again without.
 
     Not contiguous(memory_format=...), which leaves images of one channel as they are.
     """
-    step = Step(lambda x, key, stream: x.to(memory_format=torch.channels_last) if x.dim() == 4 else x)
-    return replace(federation, transform=replace(federation.transform, steps=(*federation.transform.steps, step)))
+    step = Step(
+        lambda x, key, stream: x.to(memory_format=torch.channels_last) if x.dim() == 4 else x
+    )
+    return replace(
+        federation,
+        transform=replace(federation.transform, steps=(*federation.transform.steps, step)),
+    )
 
 
 def _position(phases: Sequence[Phase], phase: Phase) -> int:

@@ -1,4 +1,7 @@
-"""Messages between the pool and its workers: a pickle through a pipe, its tensors in an anonymous memory file beside it."""
+"""Messages between the pool and its workers:
+
+a pickle through a pipe, its tensors in an anonymous memory file beside it.
+"""
 
 import io
 import os
@@ -18,7 +21,10 @@ ALIGNED = 64  # bytes: where tensors begin in a memory file
 
 
 def pack(message: object) -> tuple[bytes, int | None]:
-    """A message as (pickle, memory file, if there are tensors in it). A tensor that occurs twice is written once."""
+    """A message as (pickle, memory file, if there are tensors in it).
+
+    A tensor that occurs twice is written once.
+    """
     buffer = io.BytesIO()
     pickler = _Pickler(buffer)
     pickler.dump(message)
@@ -64,10 +70,12 @@ def _receive_pages(pipe: Pipe) -> Tensor:
 
 def _pages(memory: int) -> Tensor:
     """A memory file as a tensor of bytes. Python's mmap would keep a file open for each."""
-    return torch.from_file(f"/proc/self/fd/{memory}", shared=True, size=os.fstat(memory).st_size, dtype=torch.uint8)
+    return torch.from_file(
+        f"/proc/self/fd/{memory}", shared=True, size=os.fstat(memory).st_size, dtype=torch.uint8
+    )
 
 
-class Place(NamedTuple):
+class TensorSlot(NamedTuple):
     """Where a tensor lies in a memory file."""
 
     offset: int
@@ -82,15 +90,18 @@ class Place(NamedTuple):
 class _Pickler(pickle.Pickler):
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-        self.tensors: dict[int, tuple[Tensor, Place]] = {}
+        self.tensors: dict[int, tuple[Tensor, TensorSlot]] = {}
         self.size = 0
 
-    def persistent_id(self, thing: object) -> Place | None:
+    def persistent_id(self, thing: object) -> TensorSlot | None:
         if not isinstance(thing, Tensor) or thing.numel() == 0:
             return None
         if id(thing) not in self.tensors:
             size = thing.numel() * thing.element_size()
-            self.tensors[id(thing)] = thing, Place(self.size, size, thing.dtype, tuple(thing.shape))
+            self.tensors[id(thing)] = (
+                thing,
+                TensorSlot(self.size, size, thing.dtype, tuple(thing.shape)),
+            )
             self.size += -(-size // ALIGNED) * ALIGNED
         return self.tensors[id(thing)][1]
 
@@ -103,7 +114,7 @@ class _Unpickler(pickle.Unpickler):
         self.pipe = pipe
         self.pages: Tensor | None = None
 
-    def persistent_load(self, place: Place) -> Tensor:
+    def persistent_load(self, place: TensorSlot) -> Tensor:
         if self.pages is None:
             self.pages = _receive_pages(self.pipe)
         return place.open(self.pages)

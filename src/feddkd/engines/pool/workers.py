@@ -1,4 +1,7 @@
-"""Worker processes: forked, told what to do, watched, ended. The tasks they are given and the answers they give."""
+"""Worker processes:
+
+forked, told what to do, watched, ended. The tasks they are given and the answers they give.
+"""
 
 import ctypes
 import gc
@@ -25,7 +28,10 @@ from feddkd.tensors import Groups
 
 
 class Task(NamedTuple):
-    """One client's turn: the number of its order in the exchange, and its own; or one of its batches alone."""
+    """One client's turn:
+
+    the number of its order in the exchange, and its own; or one of its batches alone.
+    """
 
     order: int
     client: int
@@ -38,7 +44,8 @@ class Brief(NamedTuple):
     phase: int
     retain: frozenset[str] | None
     orders: Sequence[Order]
-    news: Mapping[tuple[int, int], Groups | None]  # (run, client) -> memo, where they know another; None: it has none
+    # (run, client) -> memo, where they know another; None: it has none
+    news: Mapping[tuple[int, int], Groups | None]
 
 
 class Answer(NamedTuple):
@@ -61,8 +68,11 @@ class Worker(NamedTuple):
 class Crew:
     """Forked processes that hear briefs and answer tasks until they are ended."""
 
-    def __init__(self, size: int, hear: Callable[[Brief], None], answer: Callable[[Brief, Task], Answer]) -> None:
-        # torch.func imports hundreds of modules at its first call (1.5 s): here once, not in every worker
+    def __init__(
+        self, size: int, hear: Callable[[Brief], None], answer: Callable[[Brief, Task], Answer]
+    ) -> None:
+        # torch.func imports hundreds of modules at its first call (1.5 s): here once, not in every
+        # worker
         importlib.import_module("torch._dynamo")
         self.workers: list[Worker] = []
         pipes = [multiprocessing.Pipe() for _ in range(size)]
@@ -70,8 +80,11 @@ class Crew:
         try:
             for ours, theirs in pipes:
                 others = [end for pair in pipes for end in pair if end is not theirs]
-                process = context.Process(target=_work, args=(theirs, others, os.getpid(), hear, answer), daemon=True)
-                with warnings.catch_warnings(action="ignore"):  # of threads that do not survive a fork: see _settle
+                process = context.Process(
+                    target=_work, args=(theirs, others, os.getpid(), hear, answer), daemon=True
+                )
+                # of threads that do not survive a fork: see _settle
+                with warnings.catch_warnings(action="ignore"):
                     process.start()
                 self.workers.append(Worker(process, ours))
         except BaseException:
@@ -82,13 +95,16 @@ class Crew:
                 theirs.close()
 
     def healthy(self, size: int) -> bool:
-        return len(self.workers) >= size and all(worker.process.is_alive() for worker in self.workers)
+        return len(self.workers) >= size and all(
+            worker.process.is_alive() for worker in self.workers
+        )
 
     def perform(self, brief: Brief, tasks: Sequence[Task], phase: str) -> dict[Task, Answer]:
         """Every task's answer. Whoever is free gets the next task."""
         waiting, busy, answers = list(reversed(tasks)), dict[int, Task](), dict[Task, Answer]()
         free = list(range(min(len(self.workers), len(tasks))))
-        self._tell(range(len(self.workers)), brief)  # all of them: who has nothing to do now will need the news another time
+        # all of them: who has nothing to do now will need the news another time
+        self._tell(range(len(self.workers)), brief)
         while waiting or busy:
             while waiting and free:
                 at = free.pop()
@@ -104,15 +120,26 @@ class Crew:
         header, memory = pack(message)
         try:
             for at in workers:
-                with suppress(BrokenPipeError, ConnectionResetError):  # of a dead worker: _fetch will tell
+                # of a dead worker: _fetch will tell
+                with suppress(BrokenPipeError, ConnectionResetError):
                     send(self.workers[at].pipe, header, memory)
         finally:
             close(memory)
 
     def _ready(self, busy: dict[int, Task]) -> list[int]:
         """Busy workers that have answered or died."""
-        ready = wait([thing for at in busy for thing in (self.workers[at].pipe, self.workers[at].process.sentinel)])
-        return [at for at in busy if self.workers[at].pipe in ready or self.workers[at].process.sentinel in ready]
+        ready = wait(
+            [
+                thing
+                for at in busy
+                for thing in (self.workers[at].pipe, self.workers[at].process.sentinel)
+            ]
+        )
+        return [
+            at
+            for at in busy
+            if self.workers[at].pipe in ready or self.workers[at].process.sentinel in ready
+        ]
 
     def _fetch(self, at: int, task: Task, brief: Brief, phase: str) -> Answer:
         process, pipe = self.workers[at]
@@ -122,11 +149,13 @@ class Crew:
             process.join(1)
             key = (*brief.orders[task.order].key, task.client)
             raise ClientError(
-                f"client {task.client} failed in phase {phase!r}, key {key}: its worker process {process.pid} "
-                f"{_fate(process.exitcode)}"
+                f"client {task.client} failed in phase {phase!r}, key {key}: its worker process"
+                f" {process.pid} {_fate(process.exitcode)}"
             ) from None
         if isinstance(answer, Failure):
-            raise answer.error from RuntimeError(f"in worker process {process.pid}:\n{answer.trace}")
+            raise answer.error from RuntimeError(
+                f"in worker process {process.pid}:\n{answer.trace}"
+            )
         assert isinstance(answer, Answer)
         return answer
 
@@ -184,12 +213,14 @@ def _outcome(answer: Callable[[Brief, Task], Answer], brief: Brief, task: Task) 
 
 
 def _settle(others: Sequence[Pipe], parent: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the engine sees the interrupt and ends its workers
+    # the engine sees the interrupt and ends its workers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # whatever the program does about it
     threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
     for other in others:
         other.close()  # so that a pipe breaks when its worker dies
-    torch.set_num_threads(1)  # before anything is computed: OpenMP's threads do not survive a fork but would be waited for
+    # before anything is computed: OpenMP's threads do not survive a fork but would be waited for
+    torch.set_num_threads(1)
     gc.freeze()  # to collect what is the engine's would only copy its pages
     _keep_memory()
 
@@ -201,8 +232,10 @@ def _leave_with(parent: int) -> None:
 
 
 def _keep_memory() -> None:
-    """Freed memory stays with the process. By default glibc gives every large activation back to the kernel and takes it anew,
-    zeroed page by page, in the next step: a third of the time of a small convolutional network."""
+    """Freed memory stays with the process. By default glibc gives every large activation back to
+    the kernel and takes it anew, zeroed page by page, in the next step: a third of the time of a
+    small convolutional network.
+    """
     m_trim_threshold, m_mmap_max = -1, -4
     with suppress(AttributeError):  # another C library
         libc = ctypes.CDLL(None)

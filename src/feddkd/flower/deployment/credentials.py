@@ -1,7 +1,8 @@
-"""Who is who: an authority of the federation's own, the server's certificate, and a key pair for every node.
+"""Who is who: an authority of the federation's own, the server's certificate, and a key pair for
+every node.
 
-Private files are readable by their owner alone. Nodes need the authority's certificate and their own private key; the server
-needs the nodes' public keys. No private key ever has to travel.
+Private files are readable by their owner alone. Nodes need the authority's certificate and their
+own private key; the server needs the nodes' public keys. No private key ever has to travel.
 """
 
 import ipaddress
@@ -13,7 +14,12 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
 from cryptography.x509.oid import NameOID
 
 from feddkd.errors import InputError
@@ -23,18 +29,31 @@ DAYS = 365
 
 
 def make_server(folder: Path, hosts: Sequence[str]) -> None:
-    """ca.crt, server.pem and server.key for a server known by these names and addresses. The authority's key is not kept."""
+    """ca.crt, server.pem and server.key for a server known by these names and addresses.
+
+    The authority's key is not kept.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / PRIVATE).exists():
-        raise InputError(f"{folder} holds a server's certificate already; remove it to make another")
+        raise InputError(
+            f"{folder} holds a server's certificate already; remove it to make another"
+        )
     authority, own = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
     issuer = _name("feddkd federation")
-    root = _certificate(issuer, issuer, authority.public_key(), DAYS).add_extension(x509.BasicConstraints(True, 0), critical=True)
-    names = x509.SubjectAlternativeName([_host(host) for host in dict.fromkeys((*hosts, "localhost", "127.0.0.1"))])
-    leaf = _certificate(_name(hosts[0]), issuer, own.public_key(), DAYS).add_extension(names, critical=False)
+    root = _certificate(issuer, issuer, authority.public_key(), DAYS).add_extension(
+        x509.BasicConstraints(True, 0), critical=True
+    )
+    names = x509.SubjectAlternativeName(
+        [_host(host) for host in dict.fromkeys((*hosts, "localhost", "127.0.0.1"))]
+    )
+    leaf = _certificate(_name(hosts[0]), issuer, own.public_key(), DAYS).add_extension(
+        names, critical=False
+    )
     leaf = leaf.add_extension(x509.BasicConstraints(False, None), critical=True)
     for file, made in ((AUTHORITY, root), (CERTIFICATE, leaf)):
-        (folder / file).write_bytes(made.sign(authority, hashes.SHA384()).public_bytes(Encoding.PEM))
+        (folder / file).write_bytes(
+            made.sign(authority, hashes.SHA384()).public_bytes(Encoding.PEM)
+        )
     _private(folder / PRIVATE, own.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
 
 
@@ -45,7 +64,9 @@ def make_node(path: Path) -> None:
         raise InputError(f"there is a key in {path} already; remove it to make another")
     key = ec.generate_private_key(ec.SECP384R1())
     _private(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
-    path.with_name(path.name + ".pub").write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
+    path.with_name(path.name + ".pub").write_bytes(
+        key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    )
 
 
 def _private(path: Path, content: bytes) -> None:
@@ -65,8 +86,12 @@ def _host(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-def _certificate(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int) -> x509.CertificateBuilder:
+def _certificate(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
     built = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key)
     built = built.serial_number(x509.random_serial_number())
-    return built.not_valid_before(now - timedelta(minutes=5)).not_valid_after(now + timedelta(days=days))
+    return built.not_valid_before(now - timedelta(minutes=5)).not_valid_after(
+        now + timedelta(days=days)
+    )

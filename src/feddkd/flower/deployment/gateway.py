@@ -1,8 +1,10 @@
-"""The SuperLink with a door before it: nothing too large gets in, and only who knows the secret gets to its controls.
+"""The SuperLink with a door before it: nothing too large gets in, and only who knows the secret
+gets to its controls.
 
-Flower reads a request to its end, however long it is, before it asks who sent it; and it lets anybody who reaches the SuperLink
-register keys. Both are settled here, before Flower sees a request. Without the secret there is the fleet's part of the
-interface, which asks nodes for their keys, and the runtime's, which asks for a token.
+Flower reads a request to its end, however long it is, before it asks who sent it; and it lets
+anybody who reaches the SuperLink register keys. Both are settled here, before Flower sees a
+request. Without the secret there is the fleet's part of the interface, which asks nodes for their
+keys, and the runtime's, which asks for a token.
 
 A process of its own runs this file, without the rest of the package: a SuperLink needs no torch.
 """
@@ -29,7 +31,9 @@ class Door:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         headers = dict(scope["headers"])
-        if not scope["path"].startswith(OPEN) and not hmac.compare_digest(headers.get(HEADER.encode(), b""), self._secret):
+        if not scope["path"].startswith(OPEN) and not hmac.compare_digest(
+            headers.get(HEADER.encode(), b""), self._secret
+        ):
             return await _refuse(send, 403, b"this is for the server itself")
         if int(headers.get(b"content-length", b"0")) > self._most:
             return await _refuse(send, 413, b"too large")
@@ -37,7 +41,10 @@ class Door:
 
 
 def _bounded(receive: Receive, most: int) -> Receive:
-    """Requests that do not say how long they are get no further than the bound: to Flower it is as if the sender had left."""
+    """Requests that do not say how long they are get no further than the bound:
+
+    to Flower it is as if the sender had left.
+    """
     seen = 0
 
     async def receive_so_far() -> Message:

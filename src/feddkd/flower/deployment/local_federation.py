@@ -1,4 +1,7 @@
-"""A federation on one machine: certificates, keys, a SuperLink, nodes; made for a while, and gone without a trace."""
+"""A federation on one machine:
+
+certificates, keys, a SuperLink, nodes; made for a while, and gone without a trace.
+"""
 
 import sys
 import tempfile
@@ -28,13 +31,39 @@ class Deployment:
     port: int  # at which nodes find the SuperLink
 
     def start_node(self, part: int) -> None:
-        """One node of the federation; also one that was ended: it is the same node again, since its key is."""
-        more = [*(["--data", self.data] if self.data else []), *(["--secure"] if self.secure else [])]
-        self.processes.start(f"node{part}", [
-            sys.executable, "-m", "feddkd.cli", "flower", "client", f"127.0.0.1:{self.port}", "--threads", "1", "--port",
-            str(free_port()), "--key", self.folder / f"node{part}", "--authority", self.folder / AUTHORITY,
-            "--part", str(part), "--parts", str(self.nodes), *more,
-        ], {"OMP_NUM_THREADS": "1", "FLWR_HOME": str(self.folder)})  # fmt: skip
+        """One node of the federation; also one that was ended:
+
+        it is the same node again, since its key is.
+        """
+        more = [
+            *(["--data", self.data] if self.data else []),
+            *(["--secure"] if self.secure else []),
+        ]
+        self.processes.start(
+            f"node{part}",
+            [
+                sys.executable,
+                "-m",
+                "feddkd.cli",
+                "flower",
+                "client",
+                f"127.0.0.1:{self.port}",
+                "--threads",
+                "1",
+                "--port",
+                str(free_port()),
+                "--key",
+                self.folder / f"node{part}",
+                "--authority",
+                self.folder / AUTHORITY,
+                "--part",
+                str(part),
+                "--parts",
+                str(self.nodes),
+                *more,
+            ],
+            {"OMP_NUM_THREADS": "1", "FLWR_HOME": str(self.folder)},
+        )
 
     def wait(self, grid: Grid, seconds: float) -> None:
         """Until all nodes are there; one that has given up before is an error, with its last words."""
@@ -46,9 +75,16 @@ class Deployment:
 
 @contextmanager
 def deployed(
-    nodes: int, data: Path | None = None, secure: bool = False, *, way: Callable[[int], int] = lambda port: port
+    nodes: int,
+    data: Path | None = None,
+    secure: bool = False,
+    *,
+    way: Callable[[int], int] = lambda port: port,
 ) -> Iterator[Deployment]:
-    """A federation on this machine, for as long as the block lasts. `way`: a port that leads nodes to the SuperLink's."""
+    """A federation on this machine, for as long as the block lasts.
+
+    `way`: a port that leads nodes to the SuperLink's.
+    """
     with tempfile.TemporaryDirectory(prefix="feddkd-") as name, Processes(Path(name)) as processes:
         folder = Path(name)
         make_server(folder, ["localhost"])

@@ -26,27 +26,39 @@ def free_port() -> int:
 def check_free(host: str, port: int) -> None:
     """Somebody else's port is told at once, and not in the words of whoever cannot have it."""
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one that was given back a moment ago is free
+        # one that was given back a moment ago is free
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except (OSError, OverflowError) as error:
-            raise InputError(f"cannot listen on {host}:{port}: {error}; --port takes another") from None
+            raise InputError(
+                f"cannot listen on {host}:{port}: {error}; --port takes another"
+            ) from None
 
 
 class Processes:
-    """While it is entered, processes may be started; when it is left, by whatever door, they are ended."""
+    """While it is entered, processes may be started; when it is left, by whatever door, they are
+    ended.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.running: dict[str, subprocess.Popen[bytes]] = {}
 
-    def start(self, name: str, command: Sequence[object], environment: Mapping[str, str] | None = None) -> None:
+    def start(
+        self, name: str, command: Sequence[object], environment: Mapping[str, str] | None = None
+    ) -> None:
         """In a session of its own, so that Ctrl-C reaches us alone; what it says goes to a file."""
         with self.log(name).open("ab") as file:
             self.running[name] = subprocess.Popen(
-                [str(word) for word in command], stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
-                env={**os.environ, **(environment or {})}, preexec_fn=_die_with_parent if sys.platform == "linux" else None,
-            )  # fmt: skip
+                [str(word) for word in command],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+                env={**os.environ, **(environment or {})},
+                preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+            )
 
     def log(self, name: str) -> Path:
         return self._folder / f"{name}.log"
@@ -55,7 +67,9 @@ class Processes:
         """All of them are still there."""
         for name, process in self.running.items():
             if process.poll() is not None:
-                raise InputError(f"{name} has ended with status {process.returncode}: {self.last_words(name)}")
+                raise InputError(
+                    f"{name} has ended with status {process.returncode}: {self.last_words(name)}"
+                )
 
     def last_words(self, name: str) -> str:
         lines = self.log(name).read_text(encoding="utf-8", errors="replace").splitlines()
@@ -77,7 +91,12 @@ class Processes:
     def __enter__(self) -> "Processes":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.end(*self.running)
 
 

@@ -1,4 +1,7 @@
-"""Flower's simulation: clients as tasks on a Ray cluster, which may be several machines and several GPUs."""
+"""Flower's simulation:
+
+clients as tasks on a Ray cluster, which may be several machines and several GPUs.
+"""
 
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
@@ -19,8 +22,11 @@ class _End:
     """Put in the queue when the simulation is over."""
 
 
-def on_ray(work: Callable[[Grid], Iterator[Item]], app: ClientApp, clients: int, cpus: float, gpus: float) -> Iterator[Item]:
-    """Yield what some work yields on a Grid whose nodes, one a client, are Ray's; a task takes so many cores and GPUs.
+def on_ray(
+    work: Callable[[Grid], Iterator[Item]], app: ClientApp, clients: int, cpus: float, gpus: float
+) -> Iterator[Item]:
+    """Yield what some work yields on a Grid whose nodes, one a client, are Ray's; a task takes so
+    many cores and GPUs.
 
     Flower calls the work and returns when it is over, so it gets a thread of its own.
     """
@@ -37,9 +43,18 @@ def on_ray(work: Callable[[Grid], Iterator[Item]], app: ClientApp, clients: int,
 
     def simulate() -> None:
         try:
-            run_simulation(server, app, clients, backend_config={"client_resources": {"num_cpus": cpus, "num_gpus": gpus}})
+            run_simulation(
+                server,
+                app,
+                clients,
+                backend_config={"client_resources": {"num_cpus": cpus, "num_gpus": gpus}},
+            )
         except ImportError as error:
-            items.put(InputError(f"engine 'flower-sim' needs Ray: pip install 'feddkd[flower-sim]' ({error})"))
+            items.put(
+                InputError(
+                    f"engine 'flower-sim' needs Ray: pip install 'feddkd[flower-sim]' ({error})"
+                )
+            )
         except BaseException as error:
             items.put(error)
         finally:

@@ -1,7 +1,8 @@
 """The server's end of a deployment: Flower's SuperLink as a process, and its ServerApp here.
 
-The SuperLink is told to start nothing by itself, so code that reaches it is not run; the run's task is taken by this process,
-which shows a secret of its own. Progress, signals and errors are then those of any other run.
+The SuperLink is told to start nothing by itself, so code that reaches it is not run; the run's task
+is taken by this process, which shows a secret of its own. Progress, signals and errors are then
+those of any other run.
 """
 
 import hashlib
@@ -65,7 +66,10 @@ clientapp = "feddkd.flower.apps:client"
 
 @dataclass
 class Superlink:
-    """A SuperLink on this machine, and how to talk to it. Its folder holds certificate, key and, if asked for, its memory."""
+    """A SuperLink on this machine, and how to talk to it.
+
+    Its folder holds certificate, key and, if asked for, its memory.
+    """
 
     folder: Path
     processes: Processes
@@ -81,22 +85,47 @@ class Superlink:
         file.touch(mode=0o600)
         file.write_bytes(self._secret)
         memory = ["--database", self.folder / "superlink.db"] if self.lasting else []
-        self.processes.start("superlink", [
-            sys.executable, "-P", gateway.__file__, MOST + MORE,
-            "--host", self.host, "--port", str(self.port), "--ssl-certfile", self.folder / CERTIFICATE,
-            "--ssl-keyfile", self.folder / PRIVATE, "--ssl-ca-certfile", self.folder / AUTHORITY, "--enable-supernode-auth",
-            "--isolation", "process", "--superexec-auth-secret-file", file, "--disable-runtime-dependency-installation", *memory,
-        ], {"FLWR_HOME": str(self.folder)})  # fmt: skip
+        self.processes.start(
+            "superlink",
+            [
+                sys.executable,
+                "-P",
+                gateway.__file__,
+                MOST + MORE,
+                "--host",
+                self.host,
+                "--port",
+                str(self.port),
+                "--ssl-certfile",
+                self.folder / CERTIFICATE,
+                "--ssl-keyfile",
+                self.folder / PRIVATE,
+                "--ssl-ca-certfile",
+                self.folder / AUTHORITY,
+                "--enable-supernode-auth",
+                "--isolation",
+                "process",
+                "--superexec-auth-secret-file",
+                file,
+                "--disable-runtime-dependency-installation",
+                *memory,
+            ],
+            {"FLWR_HOME": str(self.folder)},
+        )
         self._wait()
 
     def register(self, public_key: Path) -> None:
-        """Let a node join that has the private half of this key; one that may join already still may."""
+        """Let a node join that has the private half of this key; one that may join already still
+        may.
+        """
         with closing(self._control()) as control:
             try:
                 control.RegisterNode(RegisterNodeRequest(public_key=_pem(public_key)))
             except httpx.HTTPStatusError as error:
                 if "already in use" not in error.response.text:
-                    raise InputError(f"the key {public_key} was refused: {error.response.text}") from None
+                    raise InputError(
+                        f"the key {public_key} was refused: {error.response.text}"
+                    ) from None
 
     @contextmanager
     def run(self) -> Iterator[Grid]:
@@ -111,14 +140,20 @@ class Superlink:
         heart = HeartbeatSender(lambda: beat(client))
         heart.start()
         given = client.PullTaskInput(PullTaskInputRequest())
-        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = given.task_id, given.run.run_id, given.context.node_id
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = (
+            given.task_id,
+            given.run.run_id,
+            given.context.node_id,
+        )
         grid.set_run(run_from_proto(given.run))
         status, why = "failed", "ended early"
         try:
             yield grid
             status, why = "completed", ""
         except httpx.TransportError as error:
-            raise NobodyAnsweredError(f"the SuperLink has not answered for {READY:g} s: {error}") from None
+            raise NobodyAnsweredError(
+                f"the SuperLink has not answered for {READY:g} s: {error}"
+            ) from None
         finally:
             grid._retry_invoker.max_tries = 1
             heart.stop()
@@ -129,12 +164,19 @@ class Superlink:
     def _token(self, run: int) -> str:
         """Take the run's task. Runs that somebody else may have begun are not ours to do."""
         sign = SuperExecAuthHttpInterceptor(
-            master_secret=self._secret, protected_methods=frozenset({"/flwr.proto.Runtime/AcquireTask"})
+            master_secret=self._secret,
+            protected_methods=frozenset({"/flwr.proto.Runtime/AcquireTask"}),
         )
-        with closing(self._open(RuntimeHttpClient, RuntimeVersionHttpInterceptor(component_name="SuperExec"), sign)) as client:
+        with closing(
+            self._open(
+                RuntimeHttpClient, RuntimeVersionHttpInterceptor(component_name="SuperExec"), sign
+            )
+        ) as client:
             limit = time.monotonic() + READY
             while time.monotonic() < limit:
-                given = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))
+                given = client.AcquireTask(
+                    AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])
+                )
                 if given.token and given.task.run_id == run:
                     return str(given.token)
                 time.sleep(0.05)
@@ -151,25 +193,37 @@ class Superlink:
 
     def _control(self) -> ControlHttpClient:
         version = RuntimeVersionHttpInterceptor(component_name="flwr CLI")
-        return self._open(ControlHttpClient, CliClientHttpInterceptor(), version, gateway.Key(self._secret))
+        return self._open(
+            ControlHttpClient, CliClientHttpInterceptor(), version, gateway.Key(self._secret)
+        )
 
     def _open(self, kind: type[Client], *interceptors: ProtobufClientInterceptor) -> Client:
         return kind.from_server_address(self._address, False, self._authority, list(interceptors))
 
     def _wait(self) -> None:
-        trust, limit = ssl.create_default_context(cafile=self.folder / AUTHORITY), time.monotonic() + READY
+        trust, limit = (
+            ssl.create_default_context(cafile=self.folder / AUTHORITY),
+            time.monotonic() + READY,
+        )
         while time.monotonic() < limit:
             self.processes.check()
             try:
-                urllib.request.urlopen(f"https://{self._address}/health", timeout=5, context=trust).close()
+                urllib.request.urlopen(
+                    f"https://{self._address}/health", timeout=5, context=trust
+                ).close()
                 return
             except (urllib.error.URLError, OSError):
                 time.sleep(0.1)
-        raise InputError(f"the SuperLink has not come up within {READY:g} s: {self.processes.last_words('superlink')}")
+        raise InputError(
+            f"the SuperLink has not come up within {READY:g} s:"
+            f" {self.processes.last_words('superlink')}"
+        )
 
 
 def _pem(public_key: Path) -> bytes:
     try:
-        return load_ssh_public_key(public_key.read_bytes()).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+        return load_ssh_public_key(public_key.read_bytes()).public_bytes(
+            Encoding.PEM, PublicFormat.SubjectPublicKeyInfo
+        )
     except (OSError, ValueError) as error:
         raise InputError(f"no public key in {public_key}: {error}") from None

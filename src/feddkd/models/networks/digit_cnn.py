@@ -1,4 +1,5 @@
-"""The batch-norm network of FedBN's digits experiment: three 5x5 convolutions and three full layers, BN after each but the last.
+"""The batch-norm network of FedBN's digits experiment: three 5x5 convolutions and three full
+layers, BN after each but the last.
 
 14,219,210 parameters for 10 classes on 3x28x28 input, 5,632 of them batch norm's.
 """
@@ -14,7 +15,13 @@ def digit_cnn(channels: int, classes: int) -> nn.Module:
         return [nn.Linear(a, b), nn.BatchNorm1d(b), nn.ReLU()]
 
     return nn.Sequential(
-        *conv(channels, 64), nn.MaxPool2d(2), *conv(64, 64), nn.MaxPool2d(2), *conv(64, 128),
+        *conv(channels, 64),
+        nn.MaxPool2d(2),
+        *conv(64, 64),
+        nn.MaxPool2d(2),
+        *conv(64, 128),
         nn.Flatten(),
-        *full(6272, 2048), *full(2048, 512), nn.Linear(512, classes),
-    )  # fmt: skip
+        *full(6272, 2048),
+        *full(2048, 512),
+        nn.Linear(512, classes),
+    )

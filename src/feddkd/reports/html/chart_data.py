@@ -24,7 +24,9 @@ THEORY = {
 BY_CLIENT: dict[str, Callable[[Row], dict[int, float | None]]] = {
     "test accuracy in %": lambda row: _all(row.get("test_client_accuracy"), 100),
     "training loss of the client's own model": lambda row: _active(row, "client_loss"),
-    "training accuracy of the client's own model in %": lambda row: _active(row, "client_accuracy", 100),
+    "training accuracy of the client's own model in %": lambda row: _active(
+        row, "client_accuracy", 100
+    ),
     "training loss of the global model": lambda row: _active(row, "global_loss"),
     "training accuracy of the global model in %": lambda row: _active(row, "global_accuracy", 100),
 }
@@ -37,26 +39,51 @@ def figures(records: Sequence[Record]) -> dict[str, Any]:
     targets = {record.manifest["experiment"].get("target") for record in records} - {None}
     return {
         "methods": methods,
-        "axes": {axis: title for axis, title in curves.AXES.items() if all(axis in method["x"] for method in methods)},
+        "axes": {
+            axis: title
+            for axis, title in curves.AXES.items()
+            if all(axis in method["x"] for method in methods)
+        },
         "targets": sorted(100 * target for target in targets),
-        "theory": {name: title for name, title in THEORY.items() if any(name in method for method in methods)},
+        "theory": {
+            name: title
+            for name, title in THEORY.items()
+            if any(name in method for method in methods)
+        },
         "clients": [found for label, group in named if (found := _by_client(label, group[0]))],
         "partitions": _partitions(records),
-        "confusions": [{"label": label, **counts._asdict()} for label, group in named if (counts := confused(group))],
+        "confusions": [
+            {"label": label, **counts._asdict()}
+            for label, group in named
+            if (counts := confused(group))
+        ],
     }
 
 
 def _curves(group: Sequence[Record]) -> dict[str, Any]:
-    quantities = {"accuracy": curves.accuracy, "gain": curves.gain, **{name: curves.theory(name) for name in THEORY}}
+    quantities = {
+        "accuracy": curves.accuracy,
+        "gain": curves.gain,
+        **{name: curves.theory(name) for name in THEORY},
+    }
     found = {name: curves.band(group, quantity) for name, quantity in quantities.items()}
-    known = {name: {"mean": _numbers(b.mean), "std": _numbers(b.std)} for name, b in found.items() if b is not None}
-    return {"x": {axis: _numbers(amounts, 8) for axis, amounts in curves.spent(group).items()}, **known}
+    known = {
+        name: {"mean": _numbers(b.mean), "std": _numbers(b.std)}
+        for name, b in found.items()
+        if b is not None
+    }
+    return {
+        "x": {axis: _numbers(amounts, 8) for axis, amounts in curves.spent(group).items()},
+        **known,
+    }
 
 
 def _by_client(label: str, record: Record) -> dict[str, Any] | None:
     """Client x round for one seed, with only some of the rounds where there are many."""
     clients = record.manifest["canonical"]["clients"]
-    wanted = np.unique(np.linspace(0, len(record.history) - 1, max(2, CELLS // clients)).round().astype(int))
+    wanted = np.unique(
+        np.linspace(0, len(record.history) - 1, max(2, CELLS // clients)).round().astype(int)
+    )
     rows = [record.history[at] for at in wanted]
     found = {title: [read(row) for row in rows] for title, read in BY_CLIENT.items()}
     tables = {
@@ -65,7 +92,11 @@ def _by_client(label: str, record: Record) -> dict[str, Any] | None:
         if any(columns)
     }
     title = f"{label}, seed {record.manifest['canonical']['seed']}"
-    return {"label": title, "rounds": [row["round"] for row in rows], "tables": tables} if tables else None
+    return (
+        {"label": title, "rounds": [row["round"] for row in rows], "tables": tables}
+        if tables
+        else None
+    )
 
 
 def _all(values: Sequence[float | None] | None, scale: float) -> dict[int, float | None]:
@@ -75,7 +106,10 @@ def _all(values: Sequence[float | None] | None, scale: float) -> dict[int, float
 def _active(row: Row, name: str, scale: float = 1.0) -> dict[int, float | None]:
     """Of the clients that were there to the end; nothing where it is not certain who they were."""
     lost = {client for _, _, client, _ in row.get("missing", ())}
-    values, clients = row.get("diagnostics", {}).get(name, ()), [client for client in row["clients"] if client not in lost]
+    values, clients = (
+        row.get("diagnostics", {}).get(name, ()),
+        [client for client in row["clients"] if client not in lost],
+    )
     if len(values) != len(clients):
         return {}
     return {client: _scaled(value, scale) for client, value in zip(clients, values, strict=True)}
@@ -87,24 +121,40 @@ def _scaled(value: float | None, scale: float) -> float | None:
 
 def _partitions(records: Sequence[Record]) -> list[dict[str, Any]]:
     """Each once: methods of one seed share theirs."""
-    found = {record.manifest["partition"]["digest"]: record for record in reversed(records) if record.partition is not None}
-    return [_partition(record, record.partition) for record in reversed(found.values()) if record.partition is not None]
+    found = {
+        record.manifest["partition"]["digest"]: record
+        for record in reversed(records)
+        if record.partition is not None
+    }
+    return [
+        _partition(record, record.partition)
+        for record in reversed(found.values())
+        if record.partition is not None
+    ]
 
 
 def _partition(record: Record, held: Counts) -> dict[str, Any]:
     canonical = record.manifest["canonical"]
     return {
-        "label": f"{record.manifest['experiment']['partition']} of {canonical['data']}, seed {canonical['split_seed']}",
+        "label": (
+            f"{record.manifest['experiment']['partition']} of {canonical['data']}, seed"
+            f" {canonical['split_seed']}"
+        ),
         "classes": held.classes,
         "counts": held.counts[:CLIENTS],
         "clients": len(held.counts),
-        "figures": {name: float(f"{value:.3g}") for name, value in heterogeneity(held.counts).items()},
+        "figures": {
+            name: float(f"{value:.3g}") for name, value in heterogeneity(held.counts).items()
+        },
     }
 
 
 def _numbers(values: Iterable[float | None], digits: int = 5) -> list[float | int | None]:
     """Short; null for what is not finite."""
-    return [None if value is None or not math.isfinite(value) else _short(float(f"{value:.{digits}g}")) for value in values]
+    return [
+        None if value is None or not math.isfinite(value) else _short(float(f"{value:.{digits}g}"))
+        for value in values
+    ]
 
 
 def _short(value: float) -> float | int:

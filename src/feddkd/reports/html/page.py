@@ -24,14 +24,24 @@ def write(records: Sequence[Record], path: Path) -> None:
 
 
 def html(records: Sequence[Record]) -> str:
-    """The page. Whatever comes out of a record is escaped: by Jinja in the text, by `_embedded` in the numbers."""
+    """The page. Whatever comes out of a record is escaped:
+
+    by Jinja in the text, by `_embedded` in the numbers.
+    """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     files = resources.files(__package__)
-    style, *scripts = (files.joinpath(name).read_text("utf-8") for name in ("page.css", "plotly-cartesian.min.js", "page.js"))
+    style, *scripts = (
+        files.joinpath(name).read_text("utf-8")
+        for name in ("page.css", "plotly-cartesian.min.js", "page.js")
+    )
     records = ranked(records)
     environment = Environment(
-        loader=PackageLoader(__package__, "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=PackageLoader(__package__, "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     return environment.get_template("page.html").render(
         style=style,

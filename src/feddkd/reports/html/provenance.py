@@ -8,7 +8,17 @@ from typing import Any
 from feddkd.reports.tables import families, labels
 from feddkd.runs.record import Record
 
-COLUMNS = ("run", "seed", "rounds", "seconds", "engine", "experiment", "data", "partition", "started")
+COLUMNS = (
+    "run",
+    "seed",
+    "rounds",
+    "seconds",
+    "engine",
+    "experiment",
+    "data",
+    "partition",
+    "started",
+)
 
 
 @dataclass(frozen=True)
@@ -28,9 +38,16 @@ def facts(records: Sequence[Record]) -> Facts:
     manifests, groups = [record.manifest for record in records], families(records)
     return Facts(
         task=_shared([manifest["canonical"] for manifest in manifests]),
-        methods=[(label, group[0].manifest["experiment"]["method"]) for label, group in zip(labels(groups), groups, strict=True)],
+        methods=[
+            (label, group[0].manifest["experiment"]["method"])
+            for label, group in zip(labels(groups), groups, strict=True)
+        ],
         runs=[_run(record) for record in records],
-        commands=_distinct(_command(turn) for manifest in manifests for turn in [manifest, *manifest.get("resumed", [])]),
+        commands=_distinct(
+            _command(turn)
+            for manifest in manifests
+            for turn in [manifest, *manifest.get("resumed", [])]
+        ),
         versions=_distinct(_listed(manifest.get("versions", {})) for manifest in manifests),
         machines=_distinct(_listed(manifest.get("hardware", {})) for manifest in manifests),
     )
@@ -38,10 +55,20 @@ def facts(records: Sequence[Record]) -> Facts:
 
 def _run(record: Record) -> list[str]:
     manifest, engine = record.manifest, record.manifest.get("engine", "")
-    hashes = manifest["digest"], manifest.get("data", {}).get("digest", ""), manifest.get("partition", {}).get("digest", "")
-    rounds = f"{len(record.history)} of {manifest['canonical']['rounds']}" + (", ended" if "ended" in manifest else "")
+    hashes = (
+        manifest["digest"],
+        manifest.get("data", {}).get("digest", ""),
+        manifest.get("partition", {}).get("digest", ""),
+    )
+    rounds = f"{len(record.history)} of {manifest['canonical']['rounds']}" + (
+        ", ended" if "ended" in manifest else ""
+    )
     name = engine.get("name", "") if isinstance(engine, dict) else str(engine)
-    seed, seconds, started = str(manifest["canonical"]["seed"]), f"{record.seconds:.1f}", str(manifest.get("started", ""))
+    seed, seconds, started = (
+        str(manifest["canonical"]["seed"]),
+        f"{record.seconds:.1f}",
+        str(manifest.get("started", "")),
+    )
     return [record.folder.name, seed, rounds, seconds, name, *(one[:12] for one in hashes), started]
 
 
@@ -52,7 +79,11 @@ def _command(turn: dict[str, Any]) -> str:
 
 
 def _shared(tables: Sequence[dict[str, Any]]) -> dict[str, str]:
-    return {key: str(value) for key, value in tables[0].items() if all(table.get(key) == value for table in tables)}
+    return {
+        key: str(value)
+        for key, value in tables[0].items()
+        if all(table.get(key) == value for table in tables)
+    }
 
 
 def _listed(table: dict[str, Any]) -> str:

@@ -1,4 +1,7 @@
-"""Who won, by how much, and is it significant: one verdict for each task, since only runs of one task can be compared."""
+"""Who won, by how much, and is it significant:
+
+one verdict for each task, since only runs of one task can be compared.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +21,10 @@ OF_A_METHOD = ("method", "seed", "split_seed")  # what may differ within a task
 
 @dataclass(frozen=True)
 class Standing:
-    """A method in a task: its records, and by seed the test accuracy in %, of the table's column "best"."""
+    """A method in a task:
+
+    its records, and by seed the test accuracy in %, of the table's column "best".
+    """
 
     label: str
     group: list[Record]
@@ -36,7 +42,10 @@ class Standing:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What to say of a task: in a sentence, in some figures, and the leading method against each other one."""
+    """What to say of a task:
+
+    in a sentence, in some figures, and the leading method against each other one.
+    """
 
     task: str
     lead: Standing
@@ -48,7 +57,9 @@ class Verdict:
 
 def ranked(records: Sequence[Record]) -> list[Record]:
     """The same records, the most accurate method first."""
-    return [record for group in sorted(families(records), key=_mean, reverse=True) for record in group]
+    return [
+        record for group in sorted(families(records), key=_mean, reverse=True) for record in group
+    ]
 
 
 def verdicts(records: Sequence[Record]) -> list[Verdict]:
@@ -57,7 +68,9 @@ def verdicts(records: Sequence[Record]) -> list[Verdict]:
     for label, group in zip(labels(groups), groups, strict=True):
         tasks.setdefault(_task(group[0]), []).append(Standing(label, group, _by_seed(group)))
     titles = _titles(list(tasks))
-    return [_verdict(title, standings) for title, standings in zip(titles, tasks.values(), strict=True)]
+    return [
+        _verdict(title, standings) for title, standings in zip(titles, tasks.values(), strict=True)
+    ]
 
 
 def _verdict(task: str, standings: list[Standing]) -> Verdict:
@@ -66,18 +79,27 @@ def _verdict(task: str, standings: list[Standing]) -> Verdict:
     first = tests[0] if tests else None
     sentence = f"reaches {lead.shown}" + (f", {_ahead(lead, first[0])}" if first else "")
     against = [[other.label, *paired_cells(test)] for other, test in tests if test is not None]
-    return Verdict(task, lead, sentence, _certainty(first[1]) if first else "", _tiles(lead, first), against)
+    return Verdict(
+        task, lead, sentence, _certainty(first[1]) if first else "", _tiles(lead, first), against
+    )
 
 
 def _ahead(lead: Standing, second: Standing) -> str:
     gap = lead.mean - second.mean
-    return f"level with {second.label}" if gap == 0 else f"{gap:.2f} points ahead of {second.label}, the next best"
+    return (
+        f"level with {second.label}"
+        if gap == 0
+        else f"{gap:.2f} points ahead of {second.label}, the next best"
+    )
 
 
 def _certainty(test: Paired | None) -> str:
     if test is None or test.t_p is None:
         seeds = 0 if test is None else test.difference.n
-        return f"Too few seeds in common to tell whether that is chance: {seeds}, and a paired test needs 3 that differ."
+        return (
+            f"Too few seeds in common to tell whether that is chance: {seeds}, and a paired test"
+            " needs 3 that differ."
+        )
     verdict = "significant" if test.t_p < LEVEL else "not significant"
     higher = f"Higher in {test.wins} of {test.difference.n} seeds"
     return f"{higher}; p = {test.t_p:.2g} in a paired t-test: {verdict} at {100 * LEVEL:g} %."
@@ -88,18 +110,38 @@ def _tiles(lead: Standing, first: tuple[Standing, Paired | None] | None) -> list
     if first is not None:
         tiles.append((f"{lead.mean - first[0].mean:+.2f}", f"points on {first[0].label}"))
         if first[1] is not None and first[1].t_p is not None:
-            tiles.append((f"p = {first[1].t_p:.2g}", f"paired t-test, {first[1].difference.n} seeds"))
+            tiles.append(
+                (f"p = {first[1].t_p:.2g}", f"paired t-test, {first[1].difference.n} seeds")
+            )
     target = target_of(lead.group)
-    reached = [] if target is None else [cost["round"] for r in lead.group if (cost := to_target(r.history, target))]
+    reached = (
+        []
+        if target is None
+        else [cost["round"] for r in lead.group if (cost := to_target(r.history, target))]
+    )
     if reached and target is not None:
-        tiles.append((f"{fmean(reached):.3g}", f"rounds to {100 * target:g} %, {len(reached)} of {len(lead.group)} seeds"))
+        tiles.append(
+            (
+                f"{fmean(reached):.3g}",
+                f"rounds to {100 * target:g} %, {len(reached)} of {len(lead.group)} seeds",
+            )
+        )
     if (gained := band(lead.group, gain)) is not None:
-        tiles.append((f"{np.nanmean(gained.mean):+.2f}", "points of DKD on the plain average, mean over rounds"))
+        tiles.append(
+            (
+                f"{np.nanmean(gained.mean):+.2f}",
+                "points of DKD on the plain average, mean over rounds",
+            )
+        )
     return tiles
 
 
 def _task(record: Record) -> tuple[str, ...]:
-    return tuple(f"{key} {value}" for key, value in record.manifest["canonical"].items() if key not in OF_A_METHOD)
+    return tuple(
+        f"{key} {value}"
+        for key, value in record.manifest["canonical"].items()
+        if key not in OF_A_METHOD
+    )
 
 
 def _titles(tasks: list[tuple[str, ...]]) -> list[str]:
@@ -109,7 +151,10 @@ def _titles(tasks: list[tuple[str, ...]]) -> list[str]:
 
 
 def _by_seed(group: Sequence[Record]) -> dict[int, float]:
-    return {record.manifest["canonical"]["seed"]: 100 * summarise(record.history)["test_accuracy"] for record in group}
+    return {
+        record.manifest["canonical"]["seed"]: 100 * summarise(record.history)["test_accuracy"]
+        for record in group
+    }
 
 
 def _mean(group: Sequence[Record]) -> float:
