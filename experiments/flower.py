@@ -74,9 +74,8 @@ class Timed:
 
 
 class Counting:
-    """Stands between the nodes and a SuperLink, passes on what they say and counts it:
-
-    TLS, headers, polls, everything.
+    """Stands between the nodes and a SuperLink, passes on what they say and counts it: TLS,
+    headers, polls, everything.
     """
 
     def __init__(self) -> None:

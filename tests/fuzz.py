@@ -27,9 +27,8 @@ SCRATCH = Path(tempfile.gettempdir()) / f"fuzz-{os.getpid()}"
 
 
 class Target(NamedTuple):
-    """Something that reads:
-
-    good input for it, words that mean something to it, and how it is called.
+    """Something that reads: good input for it, words that mean something to it, and how it is
+    called.
     """
 
     good: list[bytes]

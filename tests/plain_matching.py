@@ -19,9 +19,8 @@ Pair = tuple[Tensor, Tensor]
 
 @dataclass
 class PlainFedMA:
-    """One run. `layers` says, layer by layer, which modules belong together:
-
-    a full or convolutional one and its batch norm.
+    """One run. `layers` says, layer by layer, which modules belong together: a full or
+    convolutional one and its batch norm.
     """
 
     net: nn.Sequential

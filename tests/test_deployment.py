@@ -110,10 +110,8 @@ def deployment() -> Iterator[Deployment]:
 
 
 def restart(deployment: Deployment) -> None:
-    """As systemd would:
-
-    the SuperLink refuses a node that it still believes to be there, for about a minute after a
-    SIGKILL.
+    """As systemd would: the SuperLink refuses a node that it still believes to be there, for about
+    a minute after a SIGKILL.
     """
     log, limit = deployment.processes.log("node1"), time.monotonic() + 150
     joined = log.read_text().count("SuperNode ID")
@@ -389,9 +387,8 @@ def test_up_leaves_no_process_behind(number: signal.Signals, tmp_path: Path) -> 
 
 @pytest.mark.federation
 def test_the_app_for_ones_own_data_runs_on_plain_flower(tmp_path: Path) -> None:
-    """`flwr run` on Flower's own SuperLink and SuperNodes:
-
-    every message a process, and it works all the same.
+    """`flwr run` on Flower's own SuperLink and SuperNodes: every message a process, and it works
+    all the same.
     """
     tools, app, port = Path(sys.executable).parent, tmp_path / "app", free_port()
     app.mkdir()

@@ -435,9 +435,8 @@ def test_nodes_that_have_forgotten_begin_anew_and_it_is_said(
 def test_a_round_that_is_undone_and_played_again_counts_once(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second round of three is taken for bad though it is not:
-
-    played again, client by client, it is what it was.
+    """The second round of three is taken for bad though it is not: played again, client by client,
+    it is what it was.
     """
     changes: dict[str, Any] = {"rounds": 3, "cohort": 2}
     serial(tmp_path / "serial", f"{method} | {DKD}", **changes)
@@ -451,9 +450,8 @@ def test_a_round_that_is_undone_and_played_again_counts_once(
 def test_who_fell_out_of_a_round_takes_part_when_the_next_is_played_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What it held in the round before is forgotten when the next begins:
-
-    nobody may ask for it when that begins again.
+    """What it held in the round before is forgotten when the next begins: nobody may ask for it
+    when that begins again.
     """
     verdicts = iter([True, False])
     monkeypatch.setattr("feddkd.rounds.loop._good", lambda turns: [next(verdicts)])

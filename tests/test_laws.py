@@ -152,9 +152,8 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_other_ones() -> None
 
 
 def test_methods_read_the_same_batches_and_cohorts_for_the_same_seed() -> None:
-    """So that two methods are compared on the same luck:
-
-    in round one DKD's average is FedAvg's result.
+    """So that two methods are compared on the same luck: in round one DKD's average is FedAvg's
+    result.
     """
     average = run(f"fedavg({LOCAL})", DATA, NET, cohort=2)
     taught = run(f"fedavg({LOCAL}) | dkd(steps=2)", DATA, NET, cohort=2)
@@ -166,9 +165,8 @@ def test_methods_read_the_same_batches_and_cohorts_for_the_same_seed() -> None:
 
 
 def test_costs_are_those_of_the_papers_tables() -> None:
-    """FEMNIST: 3,120 images a client, B = 64, E = 5:
-
-    49 batches an epoch, the last of 48 kept; J = 10.
+    """FEMNIST: 3,120 images a client, B = 64, E = 5: 49 batches an epoch, the last of 48 kept; J =
+    10.
     """
     reads = Reads(64, epochs=5)
     assert reads.count(3120) == 245

@@ -92,9 +92,8 @@ def images() -> list[tuple[Tensor, Tensor]]:
 
 
 def net_of(kind: str) -> nn.Module:
-    """The reference tests' network, its last ReLU a Tanh:
-
-    features that are all zero have no direction for MOON to compare.
+    """The reference tests' network, its last ReLU a Tanh: features that are all zero have no
+    direction for MOON to compare.
     """
     net = image_network(kind)
     assert isinstance(net, nn.Sequential)
@@ -258,9 +257,8 @@ def test_fedgkd_forgets_what_no_longer_fits_into_its_buffer_and_not_sooner() -> 
 def test_feddyn_with_alpha_near_zero_trains_like_fedavg_and_adds_the_mean_moves_of_all_rounds_so_far(
     cohort: int,
 ) -> None:
-    """The local terms vanish with alpha, -h/alpha does not:
-
-    it is the sum of share * (mean w_k - w_t).
+    """The local terms vanish with alpha, -h/alpha does not: it is the sum of share * (mean w_k -
+    w_t).
     """
     same = clients((20, 20, 20))  # equal sizes: the uniform average is FedAvg's
     w, moves = (

@@ -77,9 +77,8 @@ def played(
     place: str = "cpu",
     **options: Any,
 ) -> End:
-    """Some rounds from the same weights:
-
-    what the server and the clients hold in the end, and what the server began with.
+    """Some rounds from the same weights: what the server and the clients hold in the end, and what
+    the server began with.
     """
     model, method, net = functional(network(norm)), parse(text), network(norm)
     worlds = [World(("method", seed), len(SIZES), 3, 0, OUTPUTS) for seed in seeds]

@@ -295,9 +295,8 @@ FEDMA_CASES: list[tuple[str, str, dict[str, Any]]] = [
 
 
 def twin_network(kind: str) -> nn.Sequential:
-    """Units that come in pairs which hardly differ at first:
-
-    clients give them different roles, and matching has work to do.
+    """Units that come in pairs which hardly differ at first: clients give them different roles, and
+    matching has work to do.
     """
     net = image_network(kind)
     assert isinstance(net, nn.Sequential)

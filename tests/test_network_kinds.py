@@ -198,9 +198,8 @@ def test_frozen_weights_too_come_from_the_initial_state() -> None:
 
 @pytest.fixture
 def attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two networks for experiments on the digits:
-
-    one with attention, one with a random backbone that is frozen.
+    """Two networks for experiments on the digits: one with attention, one with a random backbone
+    that is frozen.
     """
 
     def attentive() -> Architecture:

@@ -18,9 +18,8 @@ seeds = st.integers(0, 2**32)
 
 
 def table(per_class: int = 60, classes: int = 10, test_per_class: int = 20) -> Table:
-    """Labels in dataset order, that is in none:
-
-    0, 1, 2, ..., 0, 1, 2, ... Domains are five stretches of different length.
+    """Labels in dataset order, that is in none: 0, 1, 2, ..., 0, 1, 2, ... Domains are five
+    stretches of different length.
     """
     labels, test_labels = (
         np.tile(np.arange(classes), per_class),

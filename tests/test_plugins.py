@@ -20,9 +20,8 @@ EXAMPLE = Path(__file__).parent.parent / "examples" / "feddkd-median"
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The package laid out as an installer would, but without network and build tools:
-
-    all stands in its pyproject.
+    """The package laid out as an installer would, but without network and build tools: all stands
+    in its pyproject.
     """
     target = tmp_path_factory.mktemp("site")
     project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text(encoding="utf-8"))

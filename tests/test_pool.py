@@ -248,9 +248,8 @@ def crews(method: Method, rounds: int) -> set[tuple[int, ...]]:
 
 
 def test_workers_hear_of_memos_that_are_taken_back() -> None:
-    """Every local exchange is done without memos first, and then with those held before:
-
-    what counts is as on serial.
+    """Every local exchange is done without memos first, and then with those held before: what
+    counts is as on serial.
     """
     method = parse(f"fedbn({LOCAL}) | {DKD}")
 

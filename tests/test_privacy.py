@@ -34,7 +34,6 @@ def last(multipliers: list[float], clients: int, cohort: int, delta: float) -> f
 
 def delta_of_gaussians(epsilon: float, multipliers: list[float]) -> float:
     """The whole trade-off of composed Gaussian mechanisms (Balle, Wang 2018; Dong, Roth, Su 2022):
-
     mu^2 = sum 1 / sigma_i^2.
     """
     mu = math.sqrt(sum(z**-2 for z in multipliers))
@@ -73,9 +72,8 @@ def test_it_is_what_the_accountants_say_themselves_of_the_releases_one_by_one() 
 def test_no_two_federations_are_easier_to_tell_apart_than_it_promises(
     size: int, cohort: int, tight: bool, z: float
 ) -> None:
-    """One client's update is clip = 1 here and -1 there, the others' are 0:
-
-    the densities are known, and so is the true delta.
+    """One client's update is clip = 1 here and -1 there, the others' are 0: the densities are
+    known, and so is the true delta.
     """
     delta = 1e-2
     epsilon = last([z], size, cohort, delta)

@@ -205,9 +205,8 @@ def _accuracy(net: nn.Module, x: Tensor, y: Tensor) -> float:
 
 
 def test_the_plain_computation_is_sensitive_to_what_it_should_tell_apart() -> None:
-    """Else agreement would mean little:
-
-    each of these pairs must differ by far more than the tolerance.
+    """Else agreement would mean little: each of these pairs must differ by far more than the
+    tolerance.
     """
     texts = [text for text, kind, _ in CASES if kind == "plain"]
     start, data = network("plain"), clients()

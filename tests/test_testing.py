@@ -33,9 +33,8 @@ NAMES = {"private": ["names='*.bias'"]}  # tensors that both small networks have
 
 
 def small(name: str) -> str:
-    """A method with small numbers in place of large ones:
-
-    batches of eight, and two of everything else that is counted.
+    """A method with small numbers in place of large ones: batches of eight, and two of everything
+    else that is counted.
     """
     options = METHODS.options(name)
     counts = {key: value for key, value in options.items() if type(value) is int and value > 2}

@@ -150,9 +150,8 @@ def gradient_at_average(homogeneous: bool, epsilon: float) -> float:
 def test_proposition_2_on_homogeneous_data_the_weighted_average_is_stationary_to_second_order() -> (
     None
 ):
-    """The gradient there falls with epsilon squared:
-
-    the quadratic form's own gradient, of order epsilon, vanishes.
+    """The gradient there falls with epsilon squared: the quadratic form's own gradient, of order
+    epsilon, vanishes.
     """
     ratios = [
         gradient_at_average(True, epsilon) / gradient_at_average(True, epsilon / 2)

@@ -11,10 +11,17 @@ examples they hold; of an even number the two in the middle are averaged.
 import torch
 from torch import Tensor
 
-from feddkd.method import Collect, Method
-from feddkd.methods.local import Local, Variant, local_training
-from feddkd.models.functional import Model
-from feddkd.tensors import Groups, Tensors, combine
+from feddkd.extend import (
+    Collect,
+    Groups,
+    Local,
+    Method,
+    Model,
+    Tensors,
+    Variant,
+    combine,
+    local_training,
+)
 
 # the server needs each client's, not their mean
 EVERYBODY = {"params": Collect.EVERY, "buffers": Collect.EVERY}

@@ -127,9 +127,8 @@ class Experiment:
 
     @property
     def canonical(self) -> dict[str, Any]:
-        """The experiment with nothing left to choose:
-
-        the same for the same experiment, however it was spelled.
+        """The experiment with nothing left to choose: the same for the same experiment, however it
+        was spelled.
         """
         return {
             "method": self.parsed_method.canonical,
@@ -152,9 +151,8 @@ class Experiment:
 
     @property
     def _later(self) -> dict[str, Any]:
-        """Keys that came later than others:
-
-        left out of digests where they are as usual, so that digests last.
+        """Keys that came later than others: left out of digests where they are as usual, so that
+        digests last.
         """
         return {
             "availability": self.tolerance.availability.canonical,

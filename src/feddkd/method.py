@@ -37,9 +37,8 @@ class Batch(NamedTuple):
     key: Tensor  # the step's key as one whole number, for dropout
 
     def marks(self, classes: int) -> Tensor:
-        """(batch, classes):
-
-        1 where an example has that label, else 0; padding has none. (one_hot fits no CUDA graph.)
+        """(batch, classes): 1 where an example has that label, else 0; padding has none. (one_hot
+        fits no CUDA graph.)
         """
         own = self.y.unsqueeze(-1) == torch.arange(classes, device=self.y.device)
         return (own & (self.share > 0).unsqueeze(-1)).to(self.share.dtype)
@@ -120,9 +119,8 @@ NOWHERE, NOTHING = World(), Reads(1, source="none")
 
 
 class Part(NamedTuple):
-    """Some clients of a cohort, and the groups sent to them alone:
-
-    besides what everybody is sent, or in its place.
+    """Some clients of a cohort, and the groups sent to them alone: besides what everybody is sent,
+    or in its place.
     """
 
     clients: tuple[int, ...]
@@ -209,9 +207,8 @@ Private = Literal["none", "statistics", "norm", "model"]
 
 @dataclass(frozen=True, eq=False)
 class Method(Spelled):
-    """A federated method:
-
-    its phases, and which tensors stay private, by kind and by name ("head.*").
+    """A federated method: its phases, and which tensors stay private, by kind and by name
+    ("head.*").
     """
 
     phases: tuple[Phase, ...]

@@ -192,9 +192,8 @@ class Simulation:
         }
 
     def confusions(self) -> dict[int, list[list[int]]]:
-        """Return the confusion matrix of each run's model:
-
-        how many test examples of a class (row) got which class (column).
+        """Return the confusion matrix of each run's model: how many test examples of a class (row)
+        got which class (column).
         """
         states, classes = (
             [(run.index, run.state) for run in self.going],
@@ -204,9 +203,8 @@ class Simulation:
         return dict(zip((run.index for run in self.going), found, strict=True))
 
     def _quiet_engine(self) -> Engine:
-        """Return an engine for one more exchange:
-
-        the serial one, since for one exchange nothing is worth compiling.
+        """Return an engine for one more exchange: the serial one, since for one exchange nothing is
+        worth compiling.
         """
         if self.engine.remote:  # what its clients hold is not here
             return self.engine

@@ -110,9 +110,8 @@ def bytes_of(groups: Groups) -> int:
 
 
 def is_finite(groups: Groups) -> Tensor:
-    """Whether every number is, as a tensor:
-
-    one pass over all of them, and nobody waits for the device.
+    """Whether every number is, as a tensor: one pass over all of them, and nobody waits for the
+    device.
     """
     tensors = [
         tensor

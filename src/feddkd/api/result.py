@@ -15,9 +15,8 @@ from feddkd.tensors import Tensors, only
 
 @dataclass(frozen=True)
 class Result:
-    """What a run leaves:
-
-    the final global tensors that were trained or averaged, and one row a round.
+    """What a run leaves: the final global tensors that were trained or averaged, and one row a
+    round.
     """
 
     params: dict[str, Tensor]
@@ -27,9 +26,8 @@ class Result:
     private: dict[int, Tensors] = field(default_factory=dict, repr=False, compare=False)
 
     def state_dict(self, client: int | None = None) -> dict[str, Any]:
-        """Return what the network's `load_state_dict` takes:
-
-        the global model, or the model of a client that keeps tensors.
+        """Return what the network's `load_state_dict` takes: the global model, or the model of a
+        client that keeps tensors.
         """
         own = {} if client is None else self._private_of(client)
         found = {**self.params, **own}
@@ -51,8 +49,7 @@ class Result:
         return self.private.get(client, {})
 
     def save(self, path: str | Path) -> None:
-        """Write the final model as safetensors:
-
-        what `state_dict()` returns, or the shared tensors where clients keep some.
+        """Write the final model as safetensors: what `state_dict()` returns, or the shared tensors
+        where clients keep some.
         """
         write_weights(self.model, self.params, Path(path))

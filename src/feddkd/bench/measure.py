@@ -96,9 +96,8 @@ class Bench:
         return timing
 
     def _one_pass(self, job: BenchJob, loop: PlainLoop) -> Entry:
-        """The least a DKD step can cost; on a GPU also as a CUDA graph, and that counts:
-
-        launching would hide it.
+        """The least a DKD step can cost; on a GPU also as a CUDA graph, and that counts: launching
+        would hide it.
         """
         device, repeats = self.setting.device, self.setting.repeats
         action = loop.passes(job.distil, job.images_read // job.distil, job.classes)
@@ -196,9 +195,8 @@ def _figure(job: BenchJob, mine: Timing, plain: Timing, extra: Entry) -> Entry:
 
 
 def _by_strategy(measured: JobTimings, units: int) -> Entry:
-    """Seconds of every strategy alone, and what choosing costs:
-
-    our time by the best of theirs and the plain loop's.
+    """Seconds of every strategy alone, and what choosing costs: our time by the best of theirs and
+    the plain loop's.
     """
     if not measured.singles:
         return {}

@@ -92,9 +92,8 @@ def setting(
     strategy: str | None = None,
     repeats: int = 5,
 ) -> BenchSetting:
-    """Checked; what is not said is chosen:
-
-    a GPU where there is one, tf32 there and fp32 elsewhere, the fastest engine.
+    """Checked; what is not said is chosen: a GPU where there is one, tf32 there and fp32 elsewhere,
+    the fastest engine.
     """
     place = find_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     name = engine or next(name for name in ("auto", "batched", "serial") if name in ENGINES)

@@ -48,9 +48,8 @@ WRONG_PATHS = "ENOENT EACCES EPERM EEXIST ENOTDIR EISDIR EROFS ENAMETOOLONG ELOO
 
 
 def main() -> None:
-    """Entry point:
-
-    a user's mistake is one line on standard error and exit status 2, never a traceback.
+    """Entry point: a user's mistake is one line on standard error and exit status 2, never a
+    traceback.
     """
     try:
         sys.exit(app(standalone_mode=False, prog_name="feddkd"))

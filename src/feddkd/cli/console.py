@@ -39,7 +39,7 @@ def page(*headings: str) -> Table:
 
 
 def summary(registry: Registry[Any], name: str) -> str:
-    return (registry[name].__doc__ or "").strip().splitlines()[0]
+    return " ".join((registry[name].__doc__ or "").split("\n\n")[0].split())
 
 
 def clock(seconds: float) -> str:

@@ -67,9 +67,8 @@ def data_check(
     ] = None,
     data: DataDir = None,
 ) -> None:
-    """Read data sources whole and say what was found:
-
-    counts, shapes, hash. Exit status 2 if one cannot be read.
+    """Read data sources whole and say what was found: counts, shapes, hash. Exit status 2 if one
+    cannot be read.
     """
     bad = []
     for name, source in {name: SOURCES.one(name) for name in names or _sources()}.items():

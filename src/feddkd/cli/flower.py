@@ -317,9 +317,8 @@ def key_(
         ),
     ],
 ) -> None:
-    """Make a node's key pair:
-
-    FILE, which stays on the node, and FILE.pub, which the server must know.
+    """Make a node's key pair: FILE, which stays on the node, and FILE.pub, which the server must
+    know.
     """
     with _flower():
         from feddkd.flower.deployment.credentials import make_node

@@ -35,9 +35,8 @@ def listing(
     ] = "run",
     as_json: AsJson = False,
 ) -> None:
-    """The runs under a folder, one line each:
-
-    method, data, seed, rounds done, test accuracy in % at best and last, time.
+    """The runs under a folder, one line each: method, data, seed, rounds done, test accuracy in %
+    at best and last, time.
     """
     if sort not in COLUMNS:
         raise InputError(f"runs cannot be sorted by {sort!r}; there are: {choices(COLUMNS)}")

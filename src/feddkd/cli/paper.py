@@ -141,9 +141,8 @@ def paper_report(
     ] = "pictures",
     papers: Papers = PAPERS,
 ) -> None:
-    """Write the page of all tables and figures from the committed results:
-
-    verdicts, what is open, what does not match.
+    """Write the page of all tables and figures from the committed results: verdicts, what is open,
+    what does not match.
     """
     paper = read(papers)
     runs = recorded(paper)

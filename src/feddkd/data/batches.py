@@ -18,9 +18,8 @@ Source = Literal["train", "validation", "test", "public", "train+public", "none"
 
 @dataclass(frozen=True)
 class Reads:
-    """How a client goes through its examples in one exchange:
-
-    so many epochs, or so many mini-batches.
+    """How a client goes through its examples in one exchange: so many epochs, or so many
+    mini-batches.
     """
 
     batch_size: int

@@ -59,9 +59,8 @@ class Data:
 
 
 def examples(source: Any) -> Examples:
-    """Examples of the user's own:
-
-    a pair (x, y) of tensors or arrays, or a map-style data set of such items.
+    """Examples of the user's own: a pair (x, y) of tensors or arrays, or a map-style data set of
+    such items.
     """
     if isinstance(source, Examples):
         return _checked(source.x, source.y, source.domain)

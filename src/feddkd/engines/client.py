@@ -59,9 +59,8 @@ def answer(
     walk: Walk = step_by_step,
     which: slice = ALL,
 ) -> tuple[Groups, Groups]:
-    """What one client does in an exchange, or with `which` of its batches:
-
-    (upload, memo). `walk` carries a fold through them.
+    """What one client does in an exchange, or with `which` of its batches: (upload, memo). `walk`
+    carries a fold through them.
     """
     indices = federation.indices(phase.reads.source, client)
     drawn = draw(phase.reads, len(indices), key)

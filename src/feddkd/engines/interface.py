@@ -52,9 +52,8 @@ class Engine(Protocol):
         """What the clients of a run hold at present, as far as it is more than they began with."""
 
     def restore(self, run: int, memos: Mapping[int, Groups]) -> None:
-        """Let the clients of a run hold this again and nothing else:
-
-        whoever is not named, what it began with.
+        """Let the clients of a run hold this again and nothing else: whoever is not named, what it
+        began with.
         """
 
     def facts(self) -> dict[str, Any]:

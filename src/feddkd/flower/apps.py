@@ -55,9 +55,8 @@ class NodeApp(Answering):
 
 
 def serve(grid: Any, config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One experiment over the nodes behind a Grid:
-
-    record, checkpoints and costs are those of any run.
+    """One experiment over the nodes behind a Grid: record, checkpoints and costs are those of any
+    run.
     """
     spelled = {
         key.removeprefix(EXPERIMENT): value

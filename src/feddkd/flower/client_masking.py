@@ -170,9 +170,8 @@ def masked(
     upload: Groups,
     kept: Kept,
 ) -> tuple[bytes, Kept]:
-    """An upload, weighted and masked, for the exchange that an order's key names:
-
-    once, since a mask used twice hides nothing.
+    """An upload, weighted and masked, for the exchange that an order's key names: once, since a
+    mask used twice hides nothing.
     """
     _, round, index, step = page["key"]
     own, name = _open(kept, client, page["secure"]["session"]), name_of(index, step)

@@ -98,9 +98,8 @@ class Flower:
         return {"held": {str(client): tag for client, tag in self.held.items()}}
 
     def adopt(self, facts: Mapping[str, Any]) -> None:
-        """Also in the midst of a run:
-
-        its round is then played again, from what its clients held when it began.
+        """Also in the midst of a run: its round is then played again, from what its clients held
+        when it began.
         """
         self.held = {int(client): str(tag) for client, tag in facts.get("held", {}).items()}
         self._round, self._memo = 0, self._before[0]
@@ -208,9 +207,8 @@ class Flower:
         return Reply(clients, gather(exchange.phase, moved, examples))
 
     def _pattern(self, exchange: Exchange, order: Order) -> Groups:
-        """What an upload should look like:
-
-        that of a client made up here, with four examples and one step.
+        """What an upload should look like: that of a client made up here, with four examples and
+        one step.
         """
         own = self.federations[0]
         four = np.resize(own.test, 4)

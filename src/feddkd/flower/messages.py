@@ -79,9 +79,8 @@ class Post:
 
 
 def hasten() -> None:
-    """A message often comes a moment before its content, and Flower asks again after a second:
-
-    ask sooner, then ever later.
+    """A message often comes a moment before its content, and Flower asks again after a second: ask
+    sooner, then ever later.
     """
     pull_objects.__kwdefaults__ = {**(pull_objects.__kwdefaults__ or {}), "initial_backoff": SOON}
 
@@ -103,9 +102,8 @@ def page_record(page: Mapping[str, Any]) -> ConfigRecord:
 
 
 def tensor_record(content: bytes) -> ConfigRecord:
-    """Not an ArrayRecord:
-
-    that would be three objects, and every object costs Flower two requests on each side.
+    """Not an ArrayRecord: that would be three objects, and every object costs Flower two requests
+    on each side.
     """
     return ConfigRecord({"groups": content})
 

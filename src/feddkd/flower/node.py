@@ -42,9 +42,8 @@ Load = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class Own:
-    """What a node is:
-
-    part p of P, which stands for the clients p, p + P, ...; and where their examples come from.
+    """What a node is: part p of P, which stands for the clients p, p + P, ...; and where their
+    examples come from.
     """
 
     part: int
@@ -187,9 +186,8 @@ def _open(own: Own, spelled: str, told: str) -> NodeExperiment:
 
 
 def open_desk(own: Own, page: Page) -> NodeExperiment:
-    """The desk for an experiment, kept until another comes:
-
-    in a process that stays, data are read once.
+    """The desk for an experiment, kept until another comes: in a process that stays, data are read
+    once.
     """
     return _open(
         own,

@@ -215,9 +215,8 @@ class Secure(Flower):
     def _masks(
         self, name: str, clients: Sequence[int], told: Mapping[int, Mapping[int, bytes]]
     ) -> Iterator[Words]:
-        """All that has to be taken off the sum:
-
-        the survivors' own masks, and what the others would have cancelled.
+        """All that has to be taken off the sum: the survivors' own masks, and what the others would
+        have cancelled.
         """
         size = length(self._like)
         for member, public in self._agreed.public.items():

@@ -136,7 +136,7 @@ def entry(name: str) -> Entry:
     method = _with_defaults(name)
     return Entry(
         name=name,
-        summary=(factory.__doc__ or "").strip().split("\n")[0],
+        summary=" ".join((factory.__doc__ or "").split("\n\n")[0].split()),
         module=factory.__module__,
         text=text,
         paper=_paper(text),
@@ -152,9 +152,8 @@ def entries() -> list[Entry]:
 
 
 def is_piece(method: Method) -> bool:
-    """Whether it is to be put behind a method that trains locally, as dkd is:
-
-    by itself it lacks something, or asks nobody.
+    """Whether it is to be put behind a method that trains locally, as dkd is: by itself it lacks
+    something, or asks nobody.
     """
     try:
         method.check_order()
@@ -179,9 +178,8 @@ def _private(method: Method) -> str:
 
 
 def _paper(text: str) -> Citation | None:
-    """The first paragraph:
-
-    Name: authors, "title", venue, arXiv:number (or doi:number where there is none).
+    """The first paragraph: Name: authors, "title", venue, arXiv:number (or doi:number where there
+    is none).
     """
     found = REFERENCE.match(" ".join(text.split("\n\n")[0].split()))
     return None if found is None else Citation(**found.groupdict())

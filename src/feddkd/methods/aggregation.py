@@ -150,9 +150,8 @@ def _robust(server: ServerFn, how: Gathering) -> ServerFn:
 
 
 def _ready(phase: Phase) -> Callable[[Model, Groups, World], Groups]:
-    """What the phase opens, and a key for noise with a count of the draws, which phases share:
-
-    so no two are the same.
+    """What the phase opens, and a key for noise with a count of the draws, which phases share: so
+    no two are the same.
     """
 
     def opens(model: Model, state: Groups, world: World) -> Groups:
@@ -172,9 +171,8 @@ def _ready(phase: Phase) -> Callable[[Model, Groups, World], Groups]:
 
 
 def _noised(server: ServerFn, how: Gathering) -> ServerFn:
-    """Drawn on the host, in float64, by a generator that is well tried:
-
-    the same numbers for every engine and device.
+    """Drawn on the host, in float64, by a generator that is well tried: the same numbers for every
+    engine and device.
     """
     assert how.clip is not None
     reach = how.noise * how.clip

@@ -33,9 +33,8 @@ from feddkd.tensors import Groups, Tensors, combine, weighted_mean
 
 @METHODS.register
 def astraea(local: Local, *, gamma: Count = 5, passes: Count = 1) -> Method:
-    """Mediators pass the model through clients whose labels balance:
-
-    w = sum_m n_m/n w_m, w_m trained at client after client.
+    """Mediators pass the model through clients whose labels balance: w = sum_m n_m/n w_m, w_m
+    trained at client after client.
     """
     (training,) = local_training(local).phases
     census = Phase(

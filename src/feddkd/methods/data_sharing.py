@@ -23,9 +23,8 @@ from feddkd.spec.types import Whole
 
 @METHODS.register
 def data_sharing(local: Local, gathering: Gathering, *, warmup_steps: Whole = 0) -> Method:
-    """FedAvg with public examples joined to every client's own:
-
-    w = sum_k (n_k+p)/sum_i (n_i+p) w_k.
+    """FedAvg with public examples joined to every client's own: w = sum_k (n_k+p)/sum_i (n_i+p)
+    w_k.
     """
     shared = local_training(local, Variant(source="train+public"), gathering)
     if not warmup_steps:

@@ -71,9 +71,8 @@ def dkd(
     spare: Count = 64,
     gathering: Gathering,
 ) -> Method:
-    """Clients teach the average by their own models:
-
-    J times w <- w - gamma 1/m sum_k grad CE(softmax f(w_k), f(w)).
+    """Clients teach the average by their own models: J times w <- w - gamma 1/m sum_k grad
+    CE(softmax f(w_k), f(w)).
     """
     auto = steps == "auto"
     if local_steps > 1 and auto:
@@ -167,9 +166,8 @@ def _on_own_copy(lesson: Gradient) -> Fold:
 
 
 def _marks(momentum: float, limit: int | None) -> dict[str, Schedule]:
-    """What the server has to know of the repetition:
-
-    whether it is the first, or one only to judge the last step.
+    """What the server has to know of the repetition: whether it is the first, or one only to judge
+    the last step.
     """
     later: dict[str, Schedule] = (
         {"later": lambda round, step: float(step > 1)} if momentum or limit else {}

@@ -60,9 +60,8 @@ class ServerTraining:
 
 @METHODS.register
 def feddf(local: Local, lesson: ServerTraining) -> Method:
-    """FedAvg, then the server distils the clients' models into it on public x:
-
-    KL(softmax mean_k f(w_k) || softmax f(w)).
+    """FedAvg, then the server distils the clients' models into it on public x: KL(softmax mean_k
+    f(w_k) || softmax f(w)).
     """
     (phase,) = local_training(
         local, Variant(every={"models": "params", "statistics": "buffers"}, server=_keep_teachers)

@@ -43,9 +43,8 @@ def feddistill(
     leave_one_out: bool = False,
     counts_from: Literal["one", "zero"] = "one",
 ) -> Method:
-    """Models stay private, each label's mean logits are shared:
-
-    loss = CE + coefficient KL(softmax(zbar[y]) || f(w; x)).
+    """Models stay private, each label's mean logits are shared: loss = CE + coefficient
+    KL(softmax(zbar[y]) || f(w; x)).
     """
     return local_training(local, _variant(coefficient, leave_one_out, counts_from, "model"))
 
@@ -59,9 +58,8 @@ def feddistill_plus(
     counts_from: Literal["one", "zero"] = "one",
     private: Literal["none", "norm", "statistics"] = "none",
 ) -> Method:
-    """FedAvg with each label's mean logits shared, too:
-
-    loss = CE + coefficient KL(softmax(zbar[y]) || f(w; x)).
+    """FedAvg with each label's mean logits shared, too: loss = CE + coefficient KL(softmax(zbar[y])
+    || f(w; x)).
     """
     return local_training(local, _variant(coefficient, leave_one_out, counts_from, private))
 

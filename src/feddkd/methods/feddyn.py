@@ -25,9 +25,8 @@ from feddkd.tensors import Groups, Tensors, add, combine, zeros
 
 @METHODS.register
 def feddyn(local: Local, gathering: Gathering, *, alpha: Positive = 0.01) -> Method:
-    """Clients' losses bent to one common optimum:
-
-    loss = CE - <h_k, w> + alpha/2 |w - w_t|^2, w = mean_k w_k - h/alpha.
+    """Clients' losses bent to one common optimum: loss = CE - <h_k, w> + alpha/2 |w - w_t|^2, w =
+    mean_k w_k - h/alpha.
     """
     variant = Variant(
         terms=(linear("slope"), proximal(alpha, "sum")),

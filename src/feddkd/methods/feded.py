@@ -33,9 +33,8 @@ AT_ONCE = 1000  # public examples that a client predicts in one step
 
 @METHODS.register
 def feded(local: Local, lesson: ServerTraining, *, hard: NonNegative = 0.0) -> Method:
-    """Clients upload only z_k = f(w_k; public x); the server's model learns their mean:
-
-    KL(softmax mean z_k || softmax f(w)).
+    """Clients upload only z_k = f(w_k; public x); the server's model learns their mean: KL(softmax
+    mean z_k || softmax f(w)).
     """
     (train,) = local_training(local).phases
     assert isinstance(train.client, Fold)

@@ -70,9 +70,8 @@ def fedgen(
     hidden: Count = 256,
     private: Literal["none", "norm", "statistics"] = "none",
 ) -> Method:
-    """FedAvg with features from a generator:
-
-    loss = CE + alpha CE(h(w; G(y')), y') + beta KL(softmax h(w; G(y)) || f(w; x)).
+    """FedAvg with features from a generator: loss = CE + alpha CE(h(w; G(y')), y') + beta
+    KL(softmax h(w; G(y)) || f(w; x)).
     """
     if generator_batch == 1:
         raise InputError(
@@ -220,9 +219,8 @@ def _classify(width: int, size: int, weight: float) -> Term:
 
 
 def _agree(width: int) -> Term:
-    """beta_t KL(softmax h(w; G(y)) || f(w; x)), the first held constant:
-
-    it is taken at the carry's weights, equal to w
+    """beta_t KL(softmax h(w; G(y)) || f(w; x)), the first held constant: it is taken at the carry's
+    weights, equal to w
     """
 
     def term(

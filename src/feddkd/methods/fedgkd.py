@@ -38,9 +38,8 @@ def fedgkd(
     buffer: Count = 5,
     temperature: Positive = 1.0,
 ) -> Method:
-    """Clients taught by the mean of the last M global models:
-
-    loss = CE + c T^2 KL(softmax(z_M/T) || softmax(z/T)).
+    """Clients taught by the mean of the last M global models: loss = CE + c T^2 KL(softmax(z_M/T)
+    || softmax(z/T)).
     """
     several = buffer > 1
     variant = Variant(

@@ -68,9 +68,8 @@ def fedma(
 
 @dataclass(frozen=True)
 class Stage:
-    """One exchange of a round:
-
-    the layers from `first` to before `stop` are matched at its end, those before are frozen.
+    """One exchange of a round: the layers from `first` to before `stop` are matched at its end,
+    those before are frozen.
     """
 
     layers: tuple[Layer, ...]
@@ -221,9 +220,8 @@ def _server(
 
 
 def _shares(stage: Stage, collected: Groups, examples: Tensor) -> Tensor:
-    """How much each client counts for each output:
-
-    examples of that class, or of any where nobody has one of that class.
+    """How much each client counts for each output: examples of that class, or of any where nobody
+    has one of that class.
     """
     even = examples[:, None].expand(-1, stage.layers[-1].units)
     if not stage.counts_labels:

@@ -18,9 +18,8 @@ from feddkd.tensors import Groups, Tensors, add, combine
 
 @METHODS.register
 def fednova(local: Local) -> Method:
-    """Average of moves normalised by local steps:
-
-    w = w_t - (sum_k p_k a_k) sum_k p_k (w_t - w_k)/a_k.
+    """Average of moves normalised by local steps: w = w_t - (sum_k p_k a_k) sum_k p_k (w_t -
+    w_k)/a_k.
     """
     begin, watch = reach(local, "fednova")
     collect = {"reach": Collect.MEAN_BY_EXAMPLES}

@@ -27,9 +27,8 @@ from feddkd.tensors import Groups, Tensors
 def fedntd(
     local: Local, gathering: Gathering, *, beta: NonNegative = 1.0, temperature: Positive = 1.0
 ) -> Method:
-    """FedAvg that keeps what was known of other classes:
-
-    loss = CE + beta T^2 KL(z_t/T || z/T), the label's logit left out.
+    """FedAvg that keeps what was known of other classes: loss = CE + beta T^2 KL(z_t/T || z/T), the
+    label's logit left out.
     """
     return local_training(
         local, Variant(terms=(partial(_term, beta, temperature),), begin=hold_private), gathering

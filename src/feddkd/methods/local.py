@@ -187,9 +187,8 @@ def _client(optimiser: Optimiser, variant: Variant) -> Fold:
 
 
 def hold_private(model: Model, sent: Groups, memo: Groups) -> Groups:
-    """A `begin` for terms that look at the model as it came:
-
-    own_model(model, sent, carry) is that model at every step.
+    """A `begin` for terms that look at the model as it came: own_model(model, sent, carry) is that
+    model at every step.
     """
     return {"private": memo.get("private", {})}
 

@@ -36,9 +36,8 @@ def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
 def distillation(
     teacher: Tensor, student: Tensor, batch: Batch, temperature: float = 1.0
 ) -> Tensor:
-    """T^2/B sum_i CE(softmax(teacher_i / T), student_i / T):
-
-    the gradient in the student is that of KL(teacher || student).
+    """T^2/B sum_i CE(softmax(teacher_i / T), student_i / T): the gradient in the student is that of
+    KL(teacher || student).
     """
     taught = softmax(teacher / temperature, -1)
     return temperature**2 * mean(-(taught * log_softmax(student / temperature, -1)).sum(-1), batch)

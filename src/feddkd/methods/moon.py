@@ -28,9 +28,8 @@ from feddkd.tensors import Groups, Tensors, only
 def moon(
     local: Local, gathering: Gathering, *, mu: NonNegative = 1.0, temperature: Positive = 0.5
 ) -> Method:
-    """Features drawn to the global model's and away from the previous local one's:
-
-    loss = CE - mu log softmax(cos/T)[glob].
+    """Features drawn to the global model's and away from the previous local one's: loss = CE - mu
+    log softmax(cos/T)[glob].
     """
     variant = Variant(
         terms=(partial(_term, mu, temperature),),

@@ -16,9 +16,8 @@ from feddkd.methods.registry import METHODS
 
 @METHODS.register
 def private(*, names: str = "head.*") -> Method:
-    """Whatever comes before it, with the tensors of these names kept at each client:
-
-    w = (w', w_k^own).
+    """Whatever comes before it, with the tensors of these names kept at each client: w = (w',
+    w_k^own).
     """
     patterns = frozenset(name.strip() for name in names.split(",") if name.strip())
     if not patterns:

@@ -53,9 +53,8 @@ def server_adam(
     initial: NonNegative | None = None,
     bias_correction: bool = False,
 ) -> Method:
-    """The round's move by Adam:
-
-    g = w_t - w, m <- b1 m + (1-b1) g, v <- b2 v + (1-b2) g^2, w <- w_t - lr m/(sqrt(v) + tau).
+    """The round's move by Adam: g = w_t - w, m <- b1 m + (1-b1) g, v <- b2 v + (1-b2) g^2, w <- w_t
+    - lr m/(sqrt(v) + tau).
     """
     if bias_correction and initial is not None:
         raise InputError(

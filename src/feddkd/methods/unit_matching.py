@@ -55,9 +55,8 @@ def matched_average(
 def _match(
     layer: Layer, models: Sequence[Tensors], weights: Sequence[float], sweeps: int
 ) -> tuple[dict[str, Tensor], list[Tensor]]:
-    """One layer of several networks whose inputs agree:
-
-    its matched average, and the order of units that each network needs.
+    """One layer of several networks whose inputs agree: its matched average, and the order of units
+    that each network needs.
     """
     units = [
         torch.cat(
@@ -117,9 +116,8 @@ def _best(target: Array, units: Array) -> npt.NDArray[np.int64]:
 
 
 def _average_outputs(layer: Layer, models: Sequence[Tensors], head: Tensor) -> dict[str, Tensor]:
-    """The last layer:
-
-    output c is the average by head[:, c], one column an output, one row a network.
+    """The last layer: output c is the average by head[:, c], one column an output, one row a
+    network.
     """
     stacked = stack(models)
     # counts are whole numbers, and those divide into float32

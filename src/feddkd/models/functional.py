@@ -237,9 +237,8 @@ class Model:
         return self.loaded(state).start()
 
     def state_dict(self, params: Tensors, buffers: Tensors) -> dict[str, Any]:
-        """Return what the network's own `load_state_dict` takes:
-
-        constants too, and all names of tied tensors.
+        """Return what the network's own `load_state_dict` takes: constants too, and all names of
+        tied tensors.
         """
         known = {**_tensors(self.net, self.tensors), **params, **buffers}
         saved = self.tensors.saved
@@ -249,9 +248,8 @@ class Model:
         }
 
     def is_alike(self, other: "Model") -> bool:
-        """Return whether one program can compute both networks:
-
-        all that is neither trained nor averaged is the same.
+        """Return whether one program can compute both networks: all that is neither trained nor
+        averaged is the same.
         """
         ours, theirs = ({**dict(loose_tensors(one.net)), **one.constants} for one in (self, other))
         return ours.keys() == theirs.keys() and all(
@@ -271,9 +269,8 @@ class Model:
         return params[own] if own in params else self.constants.get(own)
 
     def apply_head(self, params: Tensors, features: Tensor) -> Tensor:
-        """Return the outputs of the last layer alone, for features:
-
-        what methods that generate features need.
+        """Return the outputs of the last layer alone, for features: what methods that generate
+        features need.
         """
         prefix = f"{self.head}." if self.head else ""
         weight = None if self.head is None else self.tensor(params, f"{prefix}weight")
@@ -420,9 +417,8 @@ def _described(found: Any) -> str:
 
 
 class _Uncompiled(nn.Module):
-    """A torch.compile'd network without the compiler, under the same names:
-
-    engines compile for themselves.
+    """A torch.compile'd network without the compiler, under the same names: engines compile for
+    themselves.
     """
 
     def __init__(self, inner: nn.Module) -> None:
@@ -471,9 +467,8 @@ def _find_head(net: nn.Module, head: str | None) -> str | None:
 
 
 def _skeleton(net: nn.Module, head: str | None, tap: _Tap) -> nn.Module:
-    """Return the network's structure without its memory:
-
-    tensors on the meta device, dropout keyed, the head's input tapped.
+    """Return the network's structure without its memory: tensors on the meta device, dropout keyed,
+    the head's input tapped.
     """
     skeleton = copy.deepcopy(net).to("meta")
     announce_dropout(skeleton, lambda: tap.draws)

@@ -71,9 +71,8 @@ class KeyedDraws(TorchFunctionMode):
         return func(*args, **kwargs) if keyed is None else keyed(self, func, *args, **kwargs)
 
     def uniform(self, shape: Sequence[int]) -> Tensor:
-        """Return the next numbers in [0, 1):
-
-        those of the dropout layer that is about to draw, if there is one.
+        """Return the next numbers in [0, 1): those of the dropout layer that is about to draw, if
+        there is one.
         """
         if self.key is None:
             raise InputError(
@@ -101,9 +100,8 @@ def drop(x: Tensor, p: float, numbers: Tensor) -> Tensor:
 
 @cache
 def _body(function: FunctionType) -> FunctionType:
-    """Return the function without its first question, whether a mode wants to see the call:
-
-    the mode has seen it.
+    """Return the function without its first question, whether a mode wants to see the call: the
+    mode has seen it.
     """
     blind = dict.fromkeys(
         ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"),

@@ -70,9 +70,8 @@ def slots(net: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def loose_tensors(net: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors that are plain attributes of a module, with their names:
-
-    torch neither moves nor saves them.
+    """Yield the tensors that are plain attributes of a module, with their names: torch neither
+    moves nor saves them.
     """
     for prefix, module in net.named_modules():
         for name, value in vars(module).items():
@@ -143,9 +142,8 @@ def _refuse_complex(state: Mapping[str, Any], saved: Mapping[str, str], buffers:
 
 
 def _refuse_overlaps(tensors: Mapping[str, Tensor]) -> None:
-    """Raise an InputError if a trainable tensor shares memory with another tensor:
-
-    torch's optimisers would change both.
+    """Raise an InputError if a trainable tensor shares memory with another tensor: torch's
+    optimisers would change both.
     """
     spans = sorted(
         (_span(tensor), name)

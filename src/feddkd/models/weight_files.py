@@ -36,9 +36,8 @@ def with_initial(model: Model, initial: Initial, sha256: str | None = None) -> M
 
 
 def write_weights(model: Model, tensors: Tensors, path: Path) -> None:
-    """Write a model as safetensors:
-
-    its whole state dict, or only these tensors where they are not the whole model.
+    """Write a model as safetensors: its whole state dict, or only these tensors where they are not
+    the whole model.
     """
     if tensors.keys() >= model.param_names | model.buffer_names:
         state = model.state_dict(

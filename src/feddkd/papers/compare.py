@@ -204,9 +204,8 @@ def _cell(
 def _reading(
     run: RecordedRun, experiment: Experiment, quantity: Quantity, most: int | None
 ) -> RunValues:
-    """The target is the wanted experiment's:
-
-    it changes no number of a run, so the run may have been told another.
+    """The target is the wanted experiment's: it changes no number of a run, so the run may have
+    been told another.
     """
     rows, whole = run.rounds[:most], experiment.length(most)
     found = AT[quantity.at](rows, experiment.target)

@@ -43,9 +43,8 @@ class Printed:
 
     @property
     def slack(self) -> float:
-        """How far from the mean still is the printed spread:
-
-        the deviation, and half a unit of the last digit.
+        """How far from the mean still is the printed spread: the deviation, and half a unit of the
+        last digit.
         """
         decimals = len(self.mean.partition(".")[2])
         return float(self.std) + 0.5 * 10.0**-decimals
@@ -72,9 +71,8 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Line:
-    """A method of a table:
-
-    calls that an experiment's method must have, and how many of its rounds count.
+    """A method of a table: calls that an experiment's method must have, and how many of its rounds
+    count.
     """
 
     method: str

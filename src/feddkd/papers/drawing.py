@@ -18,9 +18,8 @@ from feddkd.reports.curve_plot import AXES, band, draw, grid
 
 
 def paper_curves(paper: Paper, name: str, runs: Runs, path: Path) -> None:
-    """The curves behind a paper's table:
-
-    a row of pictures for each setting of which there are runs.
+    """The curves behind a paper's table: a row of pictures for each setting of which there are
+    runs.
     """
     table = paper.table(name)
     rows = {

@@ -49,9 +49,8 @@ class RecordedRun:
 
     @property
     def worth(self) -> tuple[int, bool]:
-        """By which one of two runs of one experiment is kept:
-
-        the longer, and of equally long ones that with diagnostics.
+        """By which one of two runs of one experiment is kept: the longer, and of equally long ones
+        that with diagnostics.
         """
         return len(self.rounds), all("diagnostics" in row for row in self.rounds)
 
@@ -131,9 +130,8 @@ def _found(folder: Path | None) -> list[RecordedRun]:
 
 
 def _published(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """A manifest without what is nobody's business:
-
-    the folders on its command line, and the system of the machine.
+    """A manifest without what is nobody's business: the folders on its command line, and the system
+    of the machine.
     """
     bare = dict(manifest)
     if "command" in bare:

@@ -85,9 +85,8 @@ def families(records: Sequence[Record]) -> list[list[Record]]:
 
 
 def drawing(held: Indices, classes: Sequence[str], width: int) -> Table:
-    """Clients x classes:
-
-    how many examples of each class each client holds; in shades, where the numbers are too wide.
+    """Clients x classes: how many examples of each class each client holds; in shades, where the
+    numbers are too wide.
     """
     numbers = [[str(count) if count else "·" for count in row] for row in held]
     needed = [max(map(len, column)) for column in zip(classes, *numbers, strict=True)]
@@ -185,10 +184,8 @@ def caption(records: Sequence[Record]) -> list[str]:
 
 
 def accuracies(group: Sequence[Record]) -> dict[str, list[float]]:
-    """Seed by seed:
-
-    at the best validation round, at the end, and at the end before DKD, where that is something
-    else.
+    """Seed by seed: at the best validation round, at the end, and at the end before DKD, where that
+    is something else.
     """
     summaries, ends = (
         [summarise(record.history) for record in group],

@@ -27,9 +27,8 @@ Probability = Annotated[float, Bound(least=0, most=1)]
 
 
 class Absence(NamedTuple):
-    """One line of a trace:
-
-    in repetition `step` of the phase of this name, in this round, this client does not answer.
+    """One line of a trace: in repetition `step` of the phase of this name, in this round, this
+    client does not answer.
     """
 
     round: Count
@@ -108,9 +107,8 @@ def random(
 
 @AVAILABILITIES.register
 def trace(*, file: str) -> Availability:
-    """Absences listed in a CSV file:
-
-    round, client, phase, step, event (drop or late). It is known by what it holds.
+    """Absences listed in a CSV file: round, client, phase, step, event (drop or late). It is known
+    by what it holds.
     """
     try:
         text = Path(file).read_text(encoding="utf-8-sig")

@@ -30,9 +30,8 @@ Row = dict[str, Any]
 
 @dataclass
 class Run:
-    """One run on its way:
-
-    what the server holds, and what it has cost. `index` is the engine's number for it.
+    """One run on its way: what the server holds, and what it has cost. `index` is the engine's
+    number for it.
     """
 
     index: int

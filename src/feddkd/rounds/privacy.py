@@ -27,9 +27,8 @@ LEAST = 1e-6  # noise below it is none: epsilon would be beyond 1e12
 def ledger(
     method: Method, clients: int, cohort: int, delta: float | None, first: int = 1
 ) -> Iterator[dict[str, float]]:
-    """What the row of each round has to say, from round `first` on:
-
-    nothing, if the method makes no noise.
+    """What the row of each round has to say, from round `first` on: nothing, if the method makes no
+    noise.
     """
     if not any(phase.noise for phase in method.phases):
         return repeat({})
@@ -44,9 +43,8 @@ def ledger(
 
 
 def multiplier(method: Method, round: int) -> float:
-    """Of all of a round's releases as if they were one:
-
-    (sum_i z_i^-2)^(-1/2). 0: one is bare; infinity: there are none.
+    """Of all of a round's releases as if they were one: (sum_i z_i^-2)^(-1/2). 0: one is bare;
+    infinity: there are none.
     """
     phases = [exchange.phase for exchange in method.plan(round)]
     if any(map(_is_bare, phases)):

@@ -16,9 +16,8 @@ from feddkd.rounds.loop import Row
 
 
 class Logger(Protocol):
-    """Of one run, which may have been halted:
-
-    the first row it is told of need not be that of round 1.
+    """Of one run, which may have been halted: the first row it is told of need not be that of round
+    1.
     """
 
     def row(self, row: Row) -> None: ...

@@ -81,9 +81,8 @@ class Recorder:
         self._open("w")
 
     def go_on(self, manifest: Mapping[str, Any], after: int) -> list[Row]:
-        """Go on after a round:
-
-        lines of later rounds, and a torn one, are cut off. Returns the rows that stand.
+        """Go on after a round: lines of later rounds, and a torn one, are cut off. Returns the rows
+        that stand.
         """
         before = json.loads((self.folder / "manifest.json").read_text(encoding="utf-8"))
         for key in ("digest", "data", "partition", "constants"):

@@ -82,9 +82,8 @@ def execute(experiments: Sequence[Experiment], *, out: Path, **how: Any) -> list
 
 
 def _one_program(prepared: Sequence[Prepared]) -> list[list[int]]:
-    """Return positions of runs that one program can compute:
-
-    seeds may differ in frozen weights, and those go one by one.
+    """Return positions of runs that one program can compute: seeds may differ in frozen weights,
+    and those go one by one.
     """
     alike: list[list[int]] = []
     for at, ready in enumerate(prepared):
@@ -126,9 +125,8 @@ def in_precision(
 
 
 def lock_step(experiments: Sequence[Experiment], places: Sequence[Path]) -> list[list[int]]:
-    """Positions of experiments that can run as one program:
-
-    the same but for the seed, and in the same place.
+    """Positions of experiments that can run as one program: the same but for the seed, and in the
+    same place.
     """
     families: dict[tuple[str, Path], list[int]] = {}
     for at, (experiment, place) in enumerate(zip(experiments, places, strict=True)):

@@ -31,9 +31,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Every:
-    """When to write a checkpoint:
-
-    after so many rounds, or once so many minutes have passed since the last.
+    """When to write a checkpoint: after so many rounds, or once so many minutes have passed since
+    the last.
     """
 
     rounds: int | None = None
@@ -52,9 +51,8 @@ class Group(NamedTuple):
 
 
 def abreast(folders: Sequence[Path], digests: Sequence[str], device: torch.device, fresh: bool) -> list[Group]:
-    """Runs that can go on side by side, since they stand after the same round:
-
-    if possible all of them.
+    """Runs that can go on side by side, since they stand after the same round: if possible all of
+    them.
     """
     members = range(len(folders))
     if fresh or not folders:

@@ -29,9 +29,8 @@ class Rate:
 
 @dataclass(frozen=True)
 class Repeat:
-    """How often a phase is repeated in a round:
-
-    not at all in the first `warmup` rounds, then `times`, up to round `last`.
+    """How often a phase is repeated in a round: not at all in the first `warmup` rounds, then
+    `times`, up to round `last`.
     """
 
     times: int = 1

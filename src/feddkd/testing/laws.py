@@ -147,9 +147,8 @@ def mutates_nothing(trial: Trial) -> None:
 
 
 def respects_keys(trial: Trial) -> None:
-    """Its numbers follow from the seed alone:
-
-    not from global generators, nor from runs before it or beside it.
+    """Its numbers follow from the seed alone: not from global generators, nor from runs before it
+    or beside it.
     """
     with _generators(1) as consumed:
         first = trial.play("a run", engine=Unseeded, rounds=2)
@@ -269,9 +268,8 @@ def agrees_on_all_engines(trial: Trial) -> None:
 
 
 def reports_what_it_trains(trial: Trial) -> None:
-    """The model that is judged holds what clients have trained:
-
-    no tensor of it is left as it was at the beginning.
+    """The model that is judged holds what clients have trained: no tensor of it is left as it was
+    at the beginning.
     """
     moved: set[str] = set()
     played = trial.play("a run", dress=lambda method: watched(method, moved), rounds=2, cohort=4)

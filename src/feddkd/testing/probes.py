@@ -22,18 +22,16 @@ from feddkd.tensors import Groups, bytes_of
 
 
 def is_the_methods(order: Order) -> bool:
-    """Whether it belongs to an exchange of the method:
-
-    its key begins with the seed, that of an evaluation with a word.
+    """Whether it belongs to an exchange of the method: its key begins with the seed, that of an
+    evaluation with a word.
     """
     return isinstance(order.key[0], int)
 
 
 @dataclass(frozen=True)
 class FallsSilent:
-    """Puts an engine around another:
-
-    in every round the cohort's first client answers `after` exchanges and no more.
+    """Puts an engine around another: in every round the cohort's first client answers `after`
+    exchanges and no more.
     """
 
     after: int

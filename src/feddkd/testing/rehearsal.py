@@ -32,9 +32,8 @@ BARE = Tolerance(on_divergence="continue")
 
 
 class Played(NamedTuple):
-    """What a rehearsal leaves:
-
-    the servers' states, the clients' memos by (run, client), and the last round's rows.
+    """What a rehearsal leaves: the servers' states, the clients' memos by (run, client), and the
+    last round's rows.
     """
 
     states: list[Groups]
@@ -116,9 +115,8 @@ def _start(method: Method, model: Model, world: int, seed: int) -> Start:
 
 
 def build(network: Network) -> nn.Module:
-    """Dropout in one, so that keys matter; no bias before batch norm in the other:
-
-    its gradient would be rounding alone.
+    """Dropout in one, so that keys matter; no bias before batch norm in the other: its gradient
+    would be rounding alone.
     """
     if network == "plain":
         first = nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()
@@ -159,9 +157,8 @@ def federation(method: Method, seed: int) -> Federation:
 
 
 def _fitting(wanted: int, widths: set[int], besides: int = 0) -> int:
-    """So many examples or a few more, such that no batch has less than four:
-
-    batch norm magnifies the rounding of small ones.
+    """So many examples or a few more, such that no batch has less than four: batch norm magnifies
+    the rounding of small ones.
     """
 
     def suits(n: int) -> bool:

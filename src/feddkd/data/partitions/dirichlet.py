@@ -23,9 +23,8 @@ TRIES = 1_000
 def draw_plain(
     pools: Lists, clients: int, key: Key, *, alpha: float, minimum: int, balance: bool
 ) -> Lists:
-    """With `balance` as FedMA's code has it:
-
-    a client that holds N/K examples gets nothing of the classes that follow.
+    """With `balance` as FedMA's code has it: a client that holds N/K examples gets nothing of the
+    classes that follow.
     """
     cap = sum(map(len, pools)) / clients if balance else np.inf
     table = _table(
@@ -105,9 +104,8 @@ def _attempt(
 
 
 def _log_gammas(random: np.random.Generator, alpha: float, shape: tuple[int, ...]) -> Floats:
-    """Logarithms of Gamma(alpha) draws, by Gamma(a) = Gamma(a + 1) U^(1/a):
-
-    a small alpha cannot make all of them zero.
+    """Logarithms of Gamma(alpha) draws, by Gamma(a) = Gamma(a + 1) U^(1/a): a small alpha cannot
+    make all of them zero.
     """
     log_u = np.log1p(-random.random(shape))
     return np.asarray(np.log(random.standard_gamma(alpha + 1, shape)) + log_u / max(alpha, 1e-300))

@@ -27,9 +27,8 @@ from feddkd.spec.types import Count, Positive, Share
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Which examples each client holds:
-
-    index arrays into the training set, and, where a protocol says so, into the test set.
+    """Which examples each client holds: index arrays into the training set, and, where a protocol
+    says so, into the test set.
     """
 
     train: tuple[Indices, ...]
@@ -141,9 +140,8 @@ class Partition(Spelled):
         )
 
     def _checked(self, kind: str, lists: Lists, clients: int, count: int) -> tuple[Indices, ...]:
-        """Plug-ins and files are not to be trusted:
-
-        one list a client, nobody empty-handed, nothing out of range.
+        """Plug-ins and files are not to be trusted: one list a client, nobody empty-handed, nothing
+        out of range.
         """
         if len(lists) != clients:
             raise InputError(
@@ -176,9 +174,8 @@ def counts(split: Split, labels: Indices, classes: int) -> Indices:
 
 @PARTITIONS.register
 def iid() -> Partition:
-    """Everybody draws from one pot:
-
-    shuffled, sizes differ by at most one (McMahan et al., AISTATS 2017, arXiv:1602.05629).
+    """Everybody draws from one pot: shuffled, sizes differ by at most one (McMahan et al., AISTATS
+    2017, arXiv:1602.05629).
     """
 
     def draw(table: Table, clients: int, key: Key) -> tuple[Lists, None]:
@@ -285,9 +282,8 @@ def dirichlet(
 
 @PARTITIONS.register
 def domains() -> Partition:
-    """Client k holds the k-th domain and is tested on it (FedBN:
-
-    Li et al., ICLR 2021, arXiv:2102.07623).
+    """Client k holds the k-th domain and is tested on it (FedBN: Li et al., ICLR 2021,
+    arXiv:2102.07623).
     """
 
     def draw(table: Table, clients: int, key: Key) -> tuple[Lists, Lists]:

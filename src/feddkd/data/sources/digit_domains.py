@@ -26,10 +26,8 @@ DOMAINS = {
 def digit_domains(
     domains: str = "mnist,svhn,usps,generated,mnist_m", per_domain: Count = 743
 ) -> Source:
-    """FedBN's job:
-
-    five kinds of digits, as many of each to train on (743 is a tenth of USPS), all of the rest to
-    test on.
+    """FedBN's job: five kinds of digits, as many of each to train on (743 is a tenth of USPS), all
+    of the rest to test on.
     """
     names = tuple(name.strip() for name in domains.split(","))
     for name in names:

@@ -39,9 +39,8 @@ USPS_PIXELS = 256
 
 @dataclass(frozen=True)
 class SourceFolder:
-    """Where one source's files are looked for:
-
-    the folders of its official release, then the data folder itself.
+    """Where one source's files are looked for: the folders of its official release, then the data
+    folder itself.
     """
 
     root: Path
@@ -165,9 +164,8 @@ class _PlainUnpickler(pickle.Unpickler):
 
 @reads("the official pickled CIFAR file")
 def cifar_pickle(path: Path, count: int, classes: int) -> Pair:
-    """The Python version of CIFAR, pickled by Python 2:
-
-    its text and bytes are the same type, so latin-1 keeps both.
+    """The Python version of CIFAR, pickled by Python 2: its text and bytes are the same type, so
+    latin-1 keeps both.
     """
     content = _content(path, 1 << 28)
     most = max(

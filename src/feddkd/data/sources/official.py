@@ -115,9 +115,8 @@ def digits() -> Source:
 
 @SOURCES.register
 def emnist(classes: Annotated[int, Bound(least=2, most=26), LATER] = 26) -> Source:
-    """EMNIST's letters, the first so many of the alphabet:
-
-    FedGen's code lost the z until April 2022.
+    """EMNIST's letters, the first so many of the alphabet: FedGen's code lost the z until April
+    2022.
     """
 
     def read(shelf: SourceFolder) -> Data:

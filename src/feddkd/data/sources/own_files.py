@@ -47,9 +47,8 @@ def npz(path: str) -> Source:
 
 @SOURCES.register
 def test_only(path: str) -> Source:
-    """What a server holds whose clients bring their own examples:
-
-    an .npz file with x_test and y_test.
+    """What a server holds whose clients bring their own examples: an .npz file with x_test and
+    y_test.
     """
 
     def load(root: Path | None) -> Data:

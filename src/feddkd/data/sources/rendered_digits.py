@@ -99,9 +99,8 @@ def _glyphs() -> tuple[Tensor, Tensor]:
 
 
 def _strokes(rng: _Dice, shapes: Tensor, widths: Tensor) -> tuple[Tensor, Tensor]:
-    """Masks (N, 1, SIDE, SIDE) of the digit with its neighbours, and of the same made thicker:
-
-    the outline.
+    """Masks (N, 1, SIDE, SIDE) of the digit with its neighbours, and of the same made thicker: the
+    outline.
     """
     grid = _placement(rng)
     gap = rng.between(0.05, 0.25)
@@ -121,9 +120,8 @@ def _sample(shapes: Tensor, grid: Tensor) -> Tensor:
 
 
 def _placement(rng: _Dice) -> Tensor:
-    """For each pixel of the image, the point of the glyph's canvas that it shows:
-
-    moved, turned, slanted, stretched, scaled.
+    """For each pixel of the image, the point of the glyph's canvas that it shows: moved, turned,
+    slanted, stretched, scaled.
     """
     angle, slant = rng.between(-0.4, 0.4), rng.between(-0.2, 0.2)
     scale = rng.between(15, 27) / SIDE * FINE / GLYPH_HEIGHT

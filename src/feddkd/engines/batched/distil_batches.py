@@ -36,9 +36,8 @@ class Course(NamedTuple):
 
 
 class RunReading(NamedTuple):
-    """Who reads what in one run:
-
-    a lane a client with a batch for each step, and the positions that make a lesson together.
+    """Who reads what in one run: a lane a client with a batch for each step, and the positions that
+    make a lesson together.
     """
 
     order: int

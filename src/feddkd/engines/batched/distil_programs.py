@@ -23,9 +23,8 @@ from feddkd.tensors import Groups, Tensors
 
 
 def looped(function: Callable[..., Any]) -> Callable[..., Any]:
-    """As vmap, but one after another:
-
-    for networks that vmap cannot take, and where one is all there is.
+    """As vmap, but one after another: for networks that vmap cannot take, and where one is all
+    there is.
     """
 
     def call(*inputs: Any) -> Any:
@@ -103,9 +102,8 @@ def programme(
 
 
 class RecordedCourse:
-    """A course recorded:
-
-    lessons, teachers' answers, what is sent and the number of the step in fixed places.
+    """A course recorded: lessons, teachers' answers, what is sent and the number of the step in
+    fixed places.
     """
 
     def __init__(

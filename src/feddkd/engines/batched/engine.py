@@ -31,9 +31,8 @@ PRECISIONS = ("fp32", "tf32", "bf16")
 
 
 class StartedFold(NamedTuple):
-    """A fold over some lanes before its first step:
-
-    its work and carry, and the memos, stacked and one by one.
+    """A fold over some lanes before its first step: its work and carry, and the memos, stacked and
+    one by one.
     """
 
     work: Work

@@ -89,9 +89,8 @@ def grouped(kinds: Sequence[object]) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class Work:
-    """A fold over a tape:
-
-    what is sent is the same for all lanes (`shared`), or has a lane axis of its own.
+    """A fold over a tape: what is sent is the same for all lanes (`shared`), or has a lane axis of
+    its own.
     """
 
     model: Model

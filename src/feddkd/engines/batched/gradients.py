@@ -158,10 +158,8 @@ class Gradients:
         )
 
     def _names(self, runs: int) -> list[str]:
-        """Worth a trial:
-
-        one run alone has no streams of its own, and what did not pay to compile elsewhere will not
-        here.
+        """Worth a trial: one run alone has no streams of its own, and what did not pay to compile
+        elsewhere will not here.
         """
         ways = {name: WAYS[name] for name in self.chooser.known if name in WAYS}
         idle = {
@@ -219,8 +217,7 @@ class Gradients:
 
 
 def _is_mean(exchange: Exchange) -> bool:
-    """Whether one pass will do:
-
-    the mean of the gradients is the gradient of the mean of the losses.
+    """Whether one pass will do: the mean of the gradients is the gradient of the mean of the
+    losses.
     """
     return exchange.phase.collect["gradient"] is not Collect.EVERY

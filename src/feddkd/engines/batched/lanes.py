@@ -115,9 +115,8 @@ def _joined(tensors: list[Tensor]) -> Tensor:
 
 @dataclass(frozen=True)
 class Tape:
-    """The reading lists of some lanes, on the device:
-
-    (steps, lanes, width). A short batch ends in places of share 0.
+    """The reading lists of some lanes, on the device: (steps, lanes, width). A short batch ends in
+    places of share 0.
     """
 
     indices: Tensor

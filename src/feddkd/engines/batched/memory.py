@@ -147,9 +147,8 @@ def free_memory(device: torch.device) -> int | None:
 
 
 def peak_memory(device: torch.device) -> int | None:
-    """Bytes at most so far:
-
-    on a GPU what torch holds there, else what this process holds and the largest of its workers.
+    """Bytes at most so far: on a GPU what torch holds there, else what this process holds and the
+    largest of its workers.
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)

@@ -170,9 +170,8 @@ class Recording:
         self.step.zero_()
 
     def run(self, work: Work, carry: Groups, span: range) -> Groups:
-        """The carry where it lies:
-
-        its next steps, if they are done here, too, need nothing to be copied.
+        """The carry where it lies: its next steps, if they are done here, too, need nothing to be
+        copied.
         """
         if carry is not self.carry:
             self._load(work, carry, span.start)
@@ -198,9 +197,8 @@ class Recordings:
 
     @property
     def pool(self) -> Any:
-        """Memory that all graphs share:
-
-        none runs beside another, and what outlives a replay lies outside.
+        """Memory that all graphs share: none runs beside another, and what outlives a replay lies
+        outside.
         """
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         return self._pool
@@ -227,9 +225,8 @@ class Recordings:
 
 
 def _places(lanes: int) -> int:
-    """The next number of the form 2^k or 3 * 2^k:
-
-    clients of n different sizes need some 2 log2(n) programs instead of n.
+    """The next number of the form 2^k or 3 * 2^k: clients of n different sizes need some 2 log2(n)
+    programs instead of n.
     """
     power = 1 << (lanes - 1).bit_length()
     return power * 3 // 4 if power * 3 // 4 >= lanes else power

@@ -15,9 +15,8 @@ Compiler = Callable[..., Callable[..., Any]]  # (function, *example inputs) -> t
 
 
 def fill(places: Any, tensors: Any) -> None:
-    """Copy tensors to where they belong:
-
-    with the recordings' carry the only place where tensors are written to.
+    """Copy tensors to where they belong: with the recordings' carry the only place where tensors
+    are written to.
     """
     leaves, shape = tree_flatten(places)
     # by name: the order in which a mapping was put together does not count

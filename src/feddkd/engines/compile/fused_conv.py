@@ -17,9 +17,8 @@ from torch.overrides import TorchFunctionMode
 
 
 class Form(NamedTuple):
-    """What is fused:
-
-    a convolution without stride, equally padded on all sides, and what follows it.
+    """What is fused: a convolution without stride, equally padded on all sides, and what follows
+    it.
     """
 
     pad: int

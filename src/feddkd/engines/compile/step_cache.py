@@ -47,9 +47,8 @@ class Traces:
     def walk(
         self, kind: Hashable, step: Step, sent: Groups, carry: Groups, batches: Iterable[Batch]
     ) -> Groups:
-        """Tensors lie side by side from the first step to the last:
-
-        taking nested ones apart takes time, too.
+        """Tensors lie side by side from the first step to the last: taking nested ones apart takes
+        time, too.
         """
         given, (flat, shape) = tree_leaves(sent), tree_flatten(carry)
         for batch in batches:

@@ -158,9 +158,8 @@ def _convolution_backward(
 
 
 def _long_product(rows: Tensor, patches: Tensor, batch: int) -> Tensor:
-    """rows^T patches, a small result of a very long sum:
-
-    cut into pieces, so that the whole chip has work.
+    """rows^T patches, a small result of a very long sum: cut into pieces, so that the whole chip
+    has work.
     """
     pieces = next(count for count in (16, 8, 4, 2, 1) if batch % count == 0)
     cut = [tensor.reshape(len(tensor) * pieces, -1, tensor.shape[2]) for tensor in (rows, patches)]
@@ -199,9 +198,8 @@ def _aligned(rows: Tensor) -> Tensor:
 def _put_back(
     spread: Tensor, x: Tensor, stride: list[int], padding: list[int], dilation: list[int]
 ) -> Tensor:
-    """The transpose of `_patches`:
-
-    every place of the input gathers what its patches brought. (groups, batch, h, w, c, kh, kw)
+    """The transpose of `_patches`: every place of the input gathers what its patches brought.
+    (groups, batch, h, w, c, kh, kw)
     """
     groups, batch, height, width, channels, *kernel = spread.shape
     if list(stride) != [1, 1]:

@@ -109,9 +109,8 @@ def _to_weights(
     KH: tl.constexpr, KW: tl.constexpr, PAD: tl.constexpr, PIECES: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The gradient for the weights, a tile of BK of their rows by BN outputs:
-
-    the part of a sum that comes from PIECE places.
+    """The gradient for the weights, a tile of BK of their rows by BN outputs: the part of a sum
+    that comes from PIECE places.
     """
     K: tl.constexpr = KH * KW * C
     lane = (tl.program_id(2) // PIECES).to(tl.int64)

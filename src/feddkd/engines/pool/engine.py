@@ -33,9 +33,8 @@ from feddkd.tensors import Groups, combine, stack
 
 @dataclass
 class Pool(Serial):
-    """A serial engine whose clients are dealt to worker processes:
-
-    by default as many as this process may use cores.
+    """A serial engine whose clients are dealt to worker processes: by default as many as this
+    process may use cores.
     """
 
     workers: int | None = None
@@ -156,9 +155,8 @@ class Pool(Serial):
         )
 
     def _reply(self, phase: Phase, order: Order, turns: Sequence[Sequence[Answer]]) -> Reply:
-        """In the engine's own process, in the order of the cohort:
-
-        what every client keeps, and what the server gets.
+        """In the engine's own process, in the order of the cohort: what every client keeps, and
+        what the server gets.
         """
         for client, parts in zip(order.cohort, turns, strict=True):
             self._remember(order.run, client, parts[0].memo)

@@ -28,9 +28,8 @@ from feddkd.tensors import Groups
 
 
 class Task(NamedTuple):
-    """One client's turn:
-
-    the number of its order in the exchange, and its own; or one of its batches alone.
+    """One client's turn: the number of its order in the exchange, and its own; or one of its
+    batches alone.
     """
 
     order: int

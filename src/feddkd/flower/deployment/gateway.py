@@ -41,9 +41,8 @@ class Door:
 
 
 def _bounded(receive: Receive, most: int) -> Receive:
-    """Requests that do not say how long they are get no further than the bound:
-
-    to Flower it is as if the sender had left.
+    """Requests that do not say how long they are get no further than the bound: to Flower it is as
+    if the sender had left.
     """
     seen = 0
 

@@ -31,9 +31,8 @@ class Deployment:
     port: int  # at which nodes find the SuperLink
 
     def start_node(self, part: int) -> None:
-        """One node of the federation; also one that was ended:
-
-        it is the same node again, since its key is.
+        """One node of the federation; also one that was ended: it is the same node again, since its
+        key is.
         """
         more = [
             *(["--data", self.data] if self.data else []),

@@ -24,9 +24,8 @@ def write(records: Sequence[Record], path: Path) -> None:
 
 
 def html(records: Sequence[Record]) -> str:
-    """The page. Whatever comes out of a record is escaped:
-
-    by Jinja in the text, by `_embedded` in the numbers.
+    """The page. Whatever comes out of a record is escaped: by Jinja in the text, by `_embedded` in
+    the numbers.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 

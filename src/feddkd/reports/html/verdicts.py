@@ -21,9 +21,8 @@ OF_A_METHOD = ("method", "seed", "split_seed")  # what may differ within a task
 
 @dataclass(frozen=True)
 class Standing:
-    """A method in a task:
-
-    its records, and by seed the test accuracy in %, of the table's column "best".
+    """A method in a task: its records, and by seed the test accuracy in %, of the table's column
+    "best".
     """
 
     label: str
@@ -42,9 +41,8 @@ class Standing:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What to say of a task:
-
-    in a sentence, in some figures, and the leading method against each other one.
+    """What to say of a task: in a sentence, in some figures, and the leading method against each
+    other one.
     """
 
     task: str
