@@ -189,7 +189,7 @@ def _written(
     parts += [plain(note) for note in _notes(found)]
     if found.orders:
         parts += [
-            heading("MethodOrder of the methods"),
+            heading("Order of the methods"),
             *(plain(_said(order)) for order in found.orders),
         ]
     if found.spreads:
