@@ -52,14 +52,8 @@ MADE_UP: dict[str, dict[str, Any]] = {
     },
 }
 SAID = {
-    "flower": ["| 2 | 0.5 | 0.7 | 20 | 7.0 | 9.1 | 1.2 |", "+4.0% and +1.0%", "median 6.00 s"],
-    "federation": [
-        "75.00% on the federation",
-        "75.01% on the simulator",
-        "0.0100 points",
-        "1 in round 1, 2 in round 2",
-        "100 s",
-    ],
+    "flower": ["| 2 | 0.5 | 0.7 | 20 | 7.0 | 9.1 | 1.2 |", "+4.0%", "+1.0%", "6.00 s"],
+    "federation": ["75.00%", "75.01%", "0.0100", "100 s"],
 }
 
 
