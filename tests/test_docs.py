@@ -39,7 +39,7 @@ BLOCK = re.compile(
     r"(?P<notes>(?:<!-- [^>]* -->\s*\n)*)^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S
 )
 
-# Every page finds these in its folder: experiment.toml, runs of it, and the repository's experiments
+# Every page finds these in its folder: experiment.toml, runs of it, the repository's experiments
 # and papers.
 EXPERIMENT = """
 partition = "classes(per_client=2)"
@@ -180,6 +180,12 @@ def test_fences_links_and_make_targets_of_a_page_are_whole(page: Path) -> None:
         assert (page.parent / link).exists(), link
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
     assert set(re.findall(r"(?:^|`)make ([a-z-]+)", content, re.M)) <= targets
+
+
+def test_the_readme_is_short_and_counts_the_methods() -> None:
+    content = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(content.splitlines()) < 120
+    assert f"{len(list(METHODS))} methods" in content
 
 
 def test_the_page_of_the_code_has_the_packages_by_level() -> None:
