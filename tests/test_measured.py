@@ -1,7 +1,4 @@
-"""Pages about Flower are what their records say:
-
-what a federation costs, and one with faults beside the simulator.
-"""
+"""Compare the pages about Flower with their records: costs, and a federation with faults."""
 
 import importlib.util
 import json
@@ -69,7 +66,7 @@ def script(name: str) -> ModuleType:
 
 
 @pytest.mark.parametrize("name", MADE_UP)
-def test_a_page_tells_what_its_record_holds(name: str, tmp_path: Path) -> None:
+def test_a_page_has_the_numbers_of_its_record(name: str, tmp_path: Path) -> None:
     found, kept = script(name), MADE_UP[name]
     written = " ".join(found.page(kept).split())
     assert [text for text in SAID[name] if text not in written] == []
