@@ -21,7 +21,8 @@ LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\
 def on_config(config: MkDocsConfig) -> None:
     """Remove missing pages from the navigation; add a page for each method."""
     config.nav = _present(config.nav)
-    methods = next(section["Methods"] for section in config.nav if "Methods" in section)
+    reference = next(section["Reference"] for section in config.nav if "Reference" in section)
+    methods = next(section["Methods"] for section in reference if "Methods" in section)
     pages = [
         page
         for page in sorted((DOCS / "methods").glob("*.md"))

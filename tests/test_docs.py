@@ -214,6 +214,13 @@ def test_paths_and_names_of_the_code_exist(page: str) -> None:
             check_name(text)
 
 
+def test_every_test_that_the_docs_name_exists() -> None:
+    tests = {path.name for path in (ROOT / "tests").rglob("*.py")}
+    for page in PAGES:
+        named = set(re.findall(r"\btest_\w+\.py\b", page.read_text(encoding="utf-8")))
+        assert named <= tests, page
+
+
 def check_name(text: str) -> None:
     """Fail unless `module.name` (below feddkd) can be imported."""
     parts = ["feddkd", *text.split(".")]
