@@ -1,10 +1,10 @@
-"""FedAvg and FedDKD on handwritten digits, in cells: editors open it as a notebook, `python
-examples/quickstart.py` runs it.
+"""Compare FedAvg and FedDKD on handwritten digits; each of ten clients holds two digits.
 
-Ten clients hold two digits each. It takes under a minute, and leaves quickstart.png.
+The cells open as a notebook in most editors; `python examples/quickstart.py` runs the file. It
+takes less than a minute and writes quickstart.png and quickstart.safetensors.
 """
 
-# %% What is needed: the package, and data that come with scikit-learn
+# %% Imports: the package, and data from scikit-learn
 import os
 
 import matplotlib.pyplot as plt
@@ -16,20 +16,19 @@ import feddkd
 
 ROUNDS = int(os.environ.get("ROUNDS", "15"))
 
-# %% A fifth of the images to test on; the others go to ten clients, client k with the digits k and
-# k + 1
+# %% A fifth of the images is the test set; client k of ten gets images of the digits k and k + 1
 x, y = load_digits(return_X_y=True)
 x = (x / 16).astype(np.float32)
 mixed = np.random.default_rng(0).permutation(len(y))
 test, rest = mixed[:360], mixed[360:]
 halves = [np.array_split(rest[y[rest] == digit], 2) for digit in range(10)]
-held = [np.concatenate([halves[k][0], halves[(k + 1) % 10][1]]) for k in range(10)]
-clients = [(x[own], y[own]) for own in held]
+parts = [np.concatenate([halves[k][0], halves[(k + 1) % 10][1]]) for k in range(10)]
+clients = [(x[part], y[part]) for part in parts]
 
-# %% Any nn.Module will do
+# %% The network: any nn.Module
 net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 
-# %% The same clients, cohorts and initial weights for both: the seed decides them
+# %% Both methods get the same clients, cohorts and initial weights
 methods = {
     "FedAvg": "fedavg(epochs=5, batch_size=32, lr=0.1)",
     "FedDKD": "fedavg(epochs=5, batch_size=32, lr=0.1) | dkd(steps=10, batch_size=32, lr=0.2)",
@@ -47,7 +46,7 @@ results = {
     for name, method in methods.items()
 }
 
-# %% What came out
+# %% The last round
 for name, result in results.items():
     last = result.history[-1]
     print(
@@ -55,7 +54,7 @@ for name, result in results.items():
         f" {last['communications']} communications"
     )
 
-# %% Round by round
+# %% Accuracy in every round
 figure, axes = plt.subplots(figsize=(6, 3.5), layout="constrained")
 for name, result in results.items():
     axes.plot(

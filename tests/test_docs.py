@@ -1,8 +1,9 @@
-"""What the docs show runs:
+"""Run the examples of the docs: every block of every page, in the order of its page.
 
-every block of every page is run here, in the order of its page, or says above it why not.
+A block that is not run has a comment above it that says why.
 """
 
+import importlib
 import os
 import re
 import runpy
@@ -15,28 +16,31 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from draw_layers import PICTURE, draw
 from feddkd.cli.app import main
 from feddkd.data.partitions.registry import PARTITIONS
 from feddkd.data.sources.official import SOURCES
 from feddkd.experiment import load
 from feddkd.methods import METHODS
 from feddkd.models.registry import MODELS
+from test_architecture import LEVELS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
-# A block is ```python, ```bash or ```toml, all of which are run, or one of these, which is looked
-# at. Comments above it may say
-#   <!-- not run: WHY -->        it takes what a test does not have
+# Blocks of python, bash and toml are run; blocks of the languages in SHOWN are only read. A comment
+# above a block may say
+#   <!-- not run: WHY -->        it needs something that a test does not have
 #   <!-- excerpt: FILE -->       it is a part of that file
-#   <!-- file: NAME -->          it is that file, for the blocks after it (of TOML also by a first line `# NAME.toml`)
+#   <!-- file: NAME -->          it is written to that file for the blocks after it
+# A TOML block is also written to the file that its first line names: `# NAME.toml`.
 SHOWN = {"text", "csv", "ini", "json"}
 BLOCK = re.compile(
     r"(?P<notes>(?:<!-- [^>]* -->\s*\n)*)^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S
 )
 
-# What a page may take for granted in its folder: experiment.toml, the runs of it, and the
-# repository's experiments and papers.
+# Every page finds these in its folder: experiment.toml, runs of it, the repository's experiments
+# and papers.
 EXPERIMENT = """
 partition = "classes(per_client=2)"
 model = "mlp(hidden='8')"
@@ -47,14 +51,14 @@ rounds = 1
 method = ["fedavg(epochs=1)", "fedavg(epochs=1) | dkd(steps=1)"]
 """
 
-# What is done in small here: words added to a command, and words that stand for what only the
-# reader has.
+# Words added to a command, so that it takes seconds here.
 SMALLER = {
     "run": ["--set", "rounds=1", "--set", "sweep.seed=[0]", "--engine", "serial"],
     "bench": ["--small", "--job", "mlp", "--repeats", "1"],
     "watch": ["--port", "0"],
 }
-NO_FILES = ["--set", "data=digits", "--set", "model=mlp(hidden='8')"]  # in place of `--data DIR`
+# instead of `--data DIR`
+NO_FILES = ["--set", "data=digits", "--set", "model=mlp(hidden='8')"]
 
 
 class Block(NamedTuple):
@@ -94,7 +98,7 @@ RUN = [
 
 
 def feddkd(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command, called in this process; runs/a and runs/b are the first two runs there are."""
+    """Call a command in this process; runs/a and runs/b stand for the first two run folders."""
     folders = sorted(str(path) for path in Path("runs").glob("fed*"))
     words = [
         folders["ab".index(word[5:])] if word in ("runs/a", "runs/b") else word for word in words
@@ -111,7 +115,7 @@ def feddkd(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def granted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What every page finds, made once."""
+    """Return a folder with what every page finds, made once."""
     folder = tmp_path_factory.mktemp("granted")
     (folder / "experiment.toml").write_text(EXPERIMENT)
     with pytest.MonkeyPatch.context() as patch:
@@ -122,8 +126,8 @@ def granted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def desk(granted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A reader's folder. Nothing opens a browser, serves for ever, or stays registered."""
+def reader_folder(granted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Enter a reader's folder. Nothing opens a browser, serves for ever, or stays registered."""
     shutil.copytree(granted, tmp_path, dirs_exist_ok=True)
     for name in ("experiments", "papers"):
         (tmp_path / name).symlink_to(ROOT / name)
@@ -137,7 +141,7 @@ def desk(granted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 @pytest.mark.parametrize("page", RUN, ids=lambda page: str(page.relative_to(ROOT)))
-@pytest.mark.usefixtures("desk")
+@pytest.mark.usefixtures("reader_folder")
 def test_what_a_page_shows_runs(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names: dict[str, Any] = {"__name__": "page"}
     for block in blocks(page):
@@ -159,7 +163,7 @@ def test_what_a_page_shows_runs(page: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("block", ALL, ids=str)
 def test_a_block_is_run_or_says_why_not(block: Block) -> None:
-    assert block.language in {"python", "bash", "toml"} | SHOWN, "a language that nobody runs"
+    assert block.language in {"python", "bash", "toml"} | SHOWN, "no test runs this language"
     assert set(block.notes) <= {"not run", "excerpt", "file"}
     assert block.language not in SHOWN or not re.search(
         r"^(feddkd|make|pip|python) ", block.text, re.M
@@ -176,6 +180,61 @@ def test_fences_links_and_make_targets_of_a_page_are_whole(page: Path) -> None:
         assert (page.parent / link).exists(), link
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
     assert set(re.findall(r"(?:^|`)make ([a-z-]+)", content, re.M)) <= targets
+
+
+def test_the_readme_is_short_and_counts_the_methods() -> None:
+    content = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(content.splitlines()) < 120
+    assert f"{len(list(METHODS))} methods" in content
+
+
+def test_the_page_of_the_code_has_the_packages_by_level() -> None:
+    content = (ROOT / "docs" / "code.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+) \| `(\w+)` \| ", content, re.M)
+    assert sorted((int(level), package) for level, package in rows) == sorted(
+        (level, package) for level, packages in enumerate(LEVELS, 1) for package in packages
+    )
+    assert PICTURE.read_text(encoding="utf-8") == draw(LEVELS), "run tests/draw_layers.py"
+
+
+@pytest.mark.parametrize("page", ["code.md", "paper-to-code.md"])
+def test_paths_and_names_of_the_code_exist(page: str) -> None:
+    content = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    quoted = re.findall(r"`([\w./]+)`", content)
+    paths = [text for text in quoted if "/" in text]
+    places = [ROOT / "src" / "feddkd", ROOT]
+    missing = [text for text in paths if not any((place / text).exists() for place in places)]
+    assert missing == []
+    files = [*(ROOT / "src").rglob("*.py"), *(ROOT / "docs").glob("*.py")]
+    names = {file.name for file in files}
+    for text in quoted:
+        if "/" not in text and text.endswith(".py"):
+            assert text in names
+        elif re.fullmatch(r"[a-z_]+(\.\w+)+", text) and not text.startswith("feddkd."):
+            check_name(text)
+
+
+def test_every_test_that_the_docs_name_exists() -> None:
+    tests = {path.name for path in (ROOT / "tests").rglob("*.py")}
+    for page in PAGES:
+        named = set(re.findall(r"\btest_\w+\.py\b", page.read_text(encoding="utf-8")))
+        assert named <= tests, page
+
+
+def check_name(text: str) -> None:
+    """Fail unless `module.name` (below feddkd) can be imported."""
+    parts = ["feddkd", *text.split(".")]
+    for length in range(len(parts) - 1, 1, -1):
+        try:
+            found: Any = importlib.import_module(".".join(parts[:length]))
+        except ModuleNotFoundError:
+            continue
+        for name in parts[length:]:
+            declared = getattr(found, "__annotations__", {})
+            assert hasattr(found, name) or name in declared, f"there is no feddkd.{text}"
+            found = getattr(found, name, None)
+        return
+    pytest.fail(f"there is no module for feddkd.{text}")
 
 
 def test_the_example_with_cells_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

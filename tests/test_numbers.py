@@ -1,6 +1,6 @@
-"""Numbers in README and docs:
+"""Compare the numbers in README and docs with committed records.
 
-each comes from a committed record, or says that its record was not kept.
+A number without a record has a mark that says so.
 """
 
 import importlib.util
@@ -11,6 +11,7 @@ import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -60,28 +61,25 @@ def test_the_pictures_show_the_records(real: Paper, committed: Runs) -> None:
 
 
 def test_every_question_that_the_paper_leaves_open_is_on_the_page(real: Paper) -> None:
-    text = (
-        (ROOT / "docs" / "decisions.md")
-        .read_text(encoding="utf-8")
-        .partition("\n## What the methods' own")[0]
-    )
-    questions = [
-        line.split(" | ")[0].removeprefix("| ")
-        for line in text.splitlines()
+    text = (ROOT / "docs" / "decisions.md").read_text(encoding="utf-8")
+    rows = [
+        line
+        for line in text.partition("\n## What the methods' own")[0].splitlines()
         if line.startswith("| ")
-    ][1:]
+    ]
+    questions = [row.split(" | ")[0].removeprefix("| ") for row in rows[1:]]
     kept = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
     assert len(questions) > 20
     assert [one for one in questions if one not in kept] == []
 
 
 def reproduced(mean: str) -> bool:
-    """Whether a mean and its spread are on the page of the reproduction; a star there is for a
-    note.
+    """Return whether a mean and its spread are on the page of the reproduction.
+
+    A star behind a number there refers to a note.
     """
-    return f"| {mean} |" in (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8").replace(
-        "* |", " |"
-    )
+    text = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
+    return f"| {mean} |" in text.replace("* |", " |")
 
 
 def test_means_in_the_papers_readme_are_those_of_the_page() -> None:
@@ -105,7 +103,7 @@ def test_short_results_come_out_again_from_their_recorded_command(
     engine: str, tolerance: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Accuracies, costs and cohorts are the recorded ones. So are losses, to 1e-12 on the recorded
-    engine (another processor may round otherwise) and to 1e-9 on another engine.
+    engine (another processor may round differently) and to 1e-9 on another engine.
     """
     kept = [run for run in recorded(read(SMALL)).values() if run.experiment.rounds == 4]
     (spoken,) = {" ".join(run.manifest["command"]) for run in kept}
@@ -120,15 +118,15 @@ def test_short_results_come_out_again_from_their_recorded_command(
     assert not left.value.code
     found = {record.manifest["digest"]: record.history for record in find(tmp_path)}
     for run in kept:
-        assert [told(row) for row in found[run.manifest["digest"]]] == [
-            told(row) for row in run.rounds
+        assert [without_losses(row) for row in found[run.manifest["digest"]]] == [
+            without_losses(row) for row in run.rounds
         ]
         assert losses(found[run.manifest["digest"]]) == pytest.approx(
             losses(run.rounds), rel=tolerance
         )
 
 
-def told(row: Row) -> Row:
+def without_losses(row: Row) -> Row:
     return {key: value for key, value in row.items() if not key.endswith("_loss")}
 
 
@@ -162,7 +160,7 @@ def test_the_table_of_methods_is_what_its_record_says() -> None:
 
 # Times, and everything else with a unit
 
-# from their records, as other tests see to
+# written from records; other tests compare them
 WRITTEN = ("reproduction.md", "table.md", "flower-table.md", "federation.md")
 PAGES = [
     ROOT / "README.md",
@@ -173,26 +171,25 @@ MEASURED = re.compile(
     r"(\d+(?:\.\d+)?) (ms|us|TFLOP/s)(?![\w/])|(\d+\.\d+) (s|x|%|points)(?!\w)|(\d+)"
     r" (s|min)(?!\w)|(\d+\.\d+ ?± ?\d[\d.]*)"
 )
-GIVEN = {"30 s", "600 s"}  # not measured: how long benchmarks repeat, and how long Flower waits
+GIVEN = {"30 s", "600 s"}  # settings, not measured: time of benchmarks, deadline on Flower
 MARK, NOT_KEPT = "(*)", "not kept"
 
 
 def agrees(text: str, value: float) -> bool:
-    """Whether a number was rounded to this text."""
+    """Return whether the value, rounded, reads as this text."""
     return f"{value:.{len(text.partition('.')[2])}f}" == text
 
 
 @cache
 def pools() -> dict[str, dict[str, list[float]]]:
-    """What the records of benchmarks hold, by job and unit; "" is of all jobs, of the demo, and of
-    exchanges on Flower.
+    """Return the values in the records of benchmarks: job -> unit -> values.
+
+    Job "" has the values of all jobs, of the demo, and of exchanges on Flower.
     """
     paper = read(SMALL)
     demo = compare(paper, "demo", recorded(paper))
-    means, leads = (
-        [cell.ours[0] for cell in demo.cells if cell.ours],
-        [test.difference.mean for _, test in demo.tests],
-    )
+    means = [cell.ours[0] for cell in demo.cells if cell.ours]
+    leads = [test.difference.mean for _, test in demo.tests]
     flower = json.loads((ROOT / "docs" / "flower-table.json").read_text(encoding="utf-8"))
     exchanges = [flower["plain"], *(one["exchanges"] for one in flower["federations"])]
     found: dict[str, dict[str, list[float]]] = {
@@ -219,9 +216,11 @@ def units(job: dict[str, Any]) -> dict[str, list[float]]:
 
 
 def passages(text: str) -> Iterator[tuple[str, str]]:
-    """(job, passage): paragraphs, and cells of tables, whose job is the first word of their row.
-    Not those under a heading whose first paragraph says that the records were not kept, nor code,
-    nor the aims of a table.
+    """Yield (job, passage) for paragraphs and cells of tables; the job of a cell is the first word
+    of its row.
+
+    Code, the aims in a table, and sections whose first paragraph says that records were not kept
+    are left out.
     """
     for section in re.split(r"\n(?=#)", re.sub(r"```.*?```", "", text, flags=re.DOTALL)):
         paragraphs = section.split("\n\n")
@@ -229,24 +228,21 @@ def passages(text: str) -> Iterator[tuple[str, str]]:
             continue
         for paragraph in paragraphs:
             rows = [line for line in paragraph.splitlines() if line.startswith("|")]
-            aims = (
-                [
-                    at
-                    for at, cell in enumerate(rows[0].split("|"))
-                    if cell.strip() in ("aimed at", "figure")
-                ]
-                if rows
-                else []
-            )
-            for row in rows:
-                cells = row.split("|")
-                yield from (
-                    (re.split(r"\W*[, ]", cells[1].strip())[0], c)
-                    for at, c in enumerate(cells)
-                    if at not in aims
-                )
-            if not rows:
+            if rows:
+                yield from cells_of(rows)
+            else:
                 yield "", paragraph
+
+
+def cells_of(rows: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield (job, cell) for the cells of a table, except its aims."""
+    headings = [cell.strip() for cell in rows[0].split("|")]
+    for row in rows:
+        cells = row.split("|")
+        job = re.split(r"\W*[, ]", cells[1].strip())[0]
+        for heading, cell in zip_longest(headings, cells):
+            if cell is not None and heading not in ("aimed at", "figure"):
+                yield job, cell
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -256,23 +252,18 @@ def test_every_measured_number_is_in_a_record_or_marked(path: Path) -> None:
         pool = known.get(job, known[""])
         for found in MEASURED.finditer(re.sub(r"`[^`]*`", "", passage)):
             number, unit = ([part for part in found.groups() if part] + [""])[:2]
-            there = reproduced(number) or any(agrees(number, value) for value in pool.get(unit, []))
-            assert there or MARK in passage or found[0] in GIVEN, (
+            measured = any(agrees(number, value) for value in pool.get(unit, []))
+            assert measured or reproduced(number) or MARK in passage or found[0] in GIVEN, (
                 f"{found[0]!r} is in no record; mark it {MARK}: {passage}"
             )
 
 
 def test_ratios_of_the_benchmarks_are_those_of_the_records() -> None:
-    """They have no unit. Where ours is marked, the ratio is of the two times beside it."""
+    """Ratios have no unit. If our time is marked, the ratio is that of the two times beside it."""
     known = pools()
-    text = (
-        (ROOT / "docs" / "performance.md")
-        .read_text(encoding="utf-8")
-        .partition("\n## Precision")[0]
-    )
-    rows = [
-        line.split("|")[1:-1] for line in text.splitlines() if re.match(r"\| [\w-]+, .*\d", line)
-    ]
+    text = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    lines = text.partition("\n## Precision")[0].splitlines()
+    rows = [line.split("|")[1:-1] for line in lines if re.match(r"\| [\w-]+, .*\d", line)]
     assert len(rows) == 9
     for row in rows:
         job, ratio = row[0].split(",")[0].strip(), row[-2].strip()
