@@ -193,7 +193,7 @@ def run_vmap(
 ) -> Groups:
     """Run step by step over all active lanes: some first steps, or all of them.
 
-    `program` returns a program for the shapes of a work; without it the steps run as they are.
+    `program` returns a program for the shapes of a work; without it the steps run untraced.
     """
 
     def run_span(work: Work, carry: Groups, width: int | None, active: int, span: range) -> Groups:

@@ -164,7 +164,7 @@ class Gradients:
     def _names(self, runs: int) -> list[str]:
         """Return the strategies worth a trial.
 
-        A run alone has no streams of its own. Compiling is tried only if it was faster elsewhere.
+        Streams need several runs. Compiling is tried only if it was faster elsewhere.
         """
         names = []
         for name in self.chooser.names:

@@ -66,7 +66,7 @@ class StrategyChooser:
 
     @property
     def compiles(self) -> bool:
-        """Whether a compiled strategy was the fastest for some kind of work."""
+        """True if a compiled strategy was the fastest for some kind of work."""
         return any(name in GRAPHS and GRAPHS[name].compiled for name in self.chosen.values())
 
     def run(self, work: Work, carry: Groups) -> Groups:
