@@ -178,7 +178,7 @@ MUTANTS = [
     Mutant("seeds of the silent are told, and keys of survivors", "flower/client_masking.py",
            'held["seeds" if int(member) in there else "keys"]', 'held["keys" if int(member) in there else "seeds"]', MASKS),
     Mutant("a node that insists on masks forgets to", "flower/node.py",
-           'if own.secure and page["key"][0]', 'if False and page["key"][0]', SECURE),
+           'if own.secure and purpose_of', 'if False and purpose_of', SECURE),
     Mutant("masked uploads weigh the same", "flower/masking.py",
            "examples if rule is Collect.MEAN_BY_EXAMPLES else clients", "clients", SECURE),
     Mutant("masks shared with the silent stay in the sum", "flower/secure.py",
