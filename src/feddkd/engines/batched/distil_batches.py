@@ -85,10 +85,10 @@ def _run_lanes(
     repetitions = [order._replace(key=(*order.key[:-1], step)) for step in steps]
     drawn, clients = store.lanes_of(exchange.phase.reads, repetitions), len(order.cohort)
     lanes = [_one_lane(number, drawn[position::clients]) for position in range(clients)]
-    groups = [list(range(clients))]
-    if couples:
-        sizes = [lane.sizes[0] for lane in lanes]
-        groups = [[at for at, size in enumerate(sizes) if size == n] for n in sorted(set(sizes))]
+    by_size: dict[int, list[int]] = {}
+    for position, lane in enumerate(lanes):
+        by_size.setdefault(lane.sizes[0] if couples else 0, []).append(position)
+    groups = [by_size[size] for size in sorted(by_size)]
     return LanesOfRun(number, lanes, _weights(exchange, order, store), groups)
 
 

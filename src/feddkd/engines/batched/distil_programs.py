@@ -7,6 +7,7 @@ the step are copied.
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -29,8 +30,8 @@ def looped(function: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def call(*inputs: Any) -> Any:
-        count = len(tree_leaves(inputs)[0])
-        results = [function(*tree_map(lambda tensor: tensor[at], inputs)) for at in range(count)]  # noqa: B023
+        rows = range(len(tree_leaves(inputs)[0]))
+        results = [function(*tree_map(itemgetter(row), inputs)) for row in rows]
         return tree_map(lambda *tensors: torch.stack(tensors), *results)
 
     return call

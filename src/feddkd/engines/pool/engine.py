@@ -197,7 +197,7 @@ def _position(phases: Sequence[Phase], phase: Phase) -> int:
 
     Phases are compared by identity, since they hold functions.
     """
-    return next((at for at, known in enumerate(phases) if known is phase), len(phases))
+    return next((n for n, other in enumerate(phases) if other is phase), len(phases))
 
 
 def _cores() -> int:
