@@ -164,7 +164,7 @@ def test_several_seeds_in_one_program_are_the_seeds_one_by_one(text: str, norm: 
 
 
 @pytest.mark.parametrize(
-    "places", [program_lanes, lambda active: 99], ids=["as compiled programs have them", "nobody leaves"]
+    "places", [program_lanes, lambda active: 99], ids=["those of compiled programs", "all lanes"]
 )
 @pytest.mark.parametrize("text", [METHODS[0], METHODS[1]], ids=["momentum", "adam"])
 @pytest.mark.parametrize("norm", [False, True], ids=["no batch norm", "batch norm"])
