@@ -21,7 +21,7 @@ from feddkd.engines.batched import folds
 from feddkd.engines.batched.engine import Batched
 from feddkd.engines.batched.gradients import Gradients
 from feddkd.engines.batched.memory import evenly
-from feddkd.engines.compile.cuda_folds import _places
+from feddkd.engines.compile.cuda_folds import program_lanes
 from feddkd.engines.interface import Engine, Order
 from feddkd.engines.serial import Serial
 from feddkd.method import Collect
@@ -164,20 +164,20 @@ def test_several_seeds_in_one_program_are_the_seeds_one_by_one(text: str, norm: 
 
 
 @pytest.mark.parametrize(
-    "places", [_places, lambda active: 99], ids=["as compiled programs have them", "nobody leaves"]
+    "places", [program_lanes, lambda active: 99], ids=["those of compiled programs", "all lanes"]
 )
 @pytest.mark.parametrize("text", [METHODS[0], METHODS[1]], ids=["momentum", "adam"])
 @pytest.mark.parametrize("norm", [False, True], ids=["no batch norm", "batch norm"])
 def test_lanes_that_go_idly_on_after_they_have_finished_change_nothing(
     places: Callable[[int], int], text: str, norm: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folds, "run_plateaus", partial(folds.run_plateaus, places=places))
+    monkeypatch.setattr(folds, "run_spans", partial(folds.run_spans, program_lanes=places))
     found, _ = run(Batched, text, norm, seeds=(0, 1, 2), strategy="vmap")
     assert apart(found, oracle(text, norm, (0, 1, 2))[0]) < 1e-12
 
 
 def test_programs_are_made_for_few_numbers_of_lanes() -> None:
-    assert [_places(lanes) for lanes in range(1, 18)] == [
+    assert [program_lanes(lanes) for lanes in range(1, 18)] == [
         1,
         2,
         3,
@@ -402,8 +402,8 @@ def test_halving_is_the_last_resort(
     monkeypatch.setattr(Gradients, "_gather", in_dkd)
     found, _ = run(Batched, METHODS[5], False, seeds, strategy="vmap")
     assert apart(expected, found) < 1e-12
-    assert "6 lanes do not fit in memory; going on with 3 at once" in caplog.text
-    assert "distil: 2 runs do not fit in memory; going on with 1 at once" in caplog.text
+    assert "6 lanes do not fit in memory" in caplog.text
+    assert "distil: 2 runs do not fit in memory" in caplog.text
 
 
 def test_no_other_failure_is_taken_for_a_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -239,8 +239,8 @@ def crews(method: Method, rounds: int) -> set[tuple[int, ...]]:
     class Noting(Pool):
         def exchange(self, exchange: Exchange, orders: Sequence[Order]) -> list[Reply]:
             replies = super().exchange(exchange, orders)
-            assert self._crew is not None
-            seen.add(tuple(worker.process.pid or 0 for worker in self._crew.workers))
+            assert self._processes is not None
+            seen.add(tuple(worker.process.pid or 0 for worker in self._processes.workers))
             return replies
 
     played(partial(Noting, workers=2), method, rounds=rounds)
@@ -341,7 +341,7 @@ def trace_from(steps: int, monkeypatch: pytest.MonkeyPatch, told: Path) -> None:
         told.touch()
         return trimmed(function, *example)
 
-    monkeypatch.setattr(step_cache, "PAYS", steps)
+    monkeypatch.setattr(step_cache, "TRACE_AFTER", steps)
     monkeypatch.setattr(step_cache, "trimmed", noting)
 
 
@@ -438,7 +438,7 @@ def test_a_users_mistake_stays_one() -> None:
     [
         (
             lambda: os.kill(os.getpid(), signal.SIGKILL),
-            "was ended by SIGKILL, perhaps for want of memory",
+            "SIGKILL.* memory ran out",
         ),
         (lambda: os._exit(7), r"ended \(exit status 7\)"),
         (lambda: sys.exit(3), r"ended \(exit status 1\)"),
@@ -481,7 +481,7 @@ def test_a_worker_killed_from_outside_is_told_within_a_second() -> None:
 def test_workers_that_died_while_idle_are_replaced() -> None:
     class Unlucky(Pool):
         def exchange(self, exchange: Exchange, orders: Sequence[Order]) -> list[Reply]:
-            for worker in self._crew.workers if self._crew else []:
+            for worker in self._processes.workers if self._processes else []:
                 os.kill(worker.process.pid or 0, signal.SIGKILL)
                 worker.process.join()
             return super().exchange(exchange, orders)

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from feddkd import functional, parse
 from feddkd.engines.batched import engine
 from feddkd.engines.batched.engine import Batched
-from feddkd.engines.batched.strategies import WAYS, Chooser
+from feddkd.engines.batched.strategies import GRAPHS, StrategyChooser
 from feddkd.engines.compile import cuda_folds, cuda_graph, trace
 from feddkd.engines.compile.cuda_folds import Recording, Recordings
 from feddkd.engines.compile.cuda_graph import copies
@@ -36,7 +36,7 @@ ADAM = "fedavg(epochs=1, batch_size=8, optimiser='adam', lr=0.01, eps=0.001)"
 FEDBN_DKD = METHODS[7]
 TRACED, SETTLED = trace.traced, trace.settle_numbers
 norms = pytest.mark.parametrize("norm", [False, True], ids=["no batch norm", "batch norm"])
-ways = pytest.mark.parametrize("way", WAYS)
+ways = pytest.mark.parametrize("way", GRAPHS)
 two_ways = pytest.mark.parametrize("way", ["graph", "fused"])  # finished lanes leave, or go idly on
 
 
@@ -50,12 +50,12 @@ class Stream:
         assert other.device == self.device
 
 
-class Recorder(Chooser):
+class Recorder(StrategyChooser):
     """Chooses on a CPU among what is there for CUDA."""
 
     def __init__(self, strategy: str, device: torch.device) -> None:
         super().__init__("auto", device)
-        self.strategy, self.known = strategy, tuple(WAYS)
+        self.strategy, self.names = strategy, tuple(GRAPHS)
 
 
 def recorded(function: Callable[[], None], pool: Any) -> Any:
@@ -77,9 +77,9 @@ def _without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace, "traced", lambda function, *_: function)
     monkeypatch.setattr(trace, "settle_numbers", lambda function: function)
     monkeypatch.setattr(torch, "compile", lambda module, **_: module)
-    monkeypatch.setattr(cuda_graph, "recorded", recorded)
-    monkeypatch.setattr(cuda_folds, "recorded", recorded)
-    monkeypatch.setattr(engine, "Chooser", Recorder)
+    monkeypatch.setattr(cuda_graph, "record_graph", recorded)
+    monkeypatch.setattr(cuda_folds, "record_graph", recorded)
+    monkeypatch.setattr(engine, "StrategyChooser", Recorder)
 
 
 @norms
@@ -96,7 +96,7 @@ def test_so_do_private_tensors_and_distillation(way: str) -> None:
     assert apart(found, oracle(FEDBN_DKD, True, SEEDS)[0]) < 1e-12
 
 
-@pytest.mark.parametrize("way", [name for name, way in WAYS.items() if way.compiled])
+@pytest.mark.parametrize("way", [name for name, way in GRAPHS.items() if way.compiled])
 def test_so_does_what_is_traced_before_it_is_recorded(
     way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

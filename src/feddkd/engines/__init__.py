@@ -1,1 +1,3 @@
-"""Where clients compute: one after another, as one program, or in several processes."""
+"""Engines compute the exchanges at the clients: one client after another, as one program, or in
+several processes.
+"""

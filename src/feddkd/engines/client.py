@@ -1,9 +1,6 @@
-"""What one client does in an exchange, and how uploads are gathered:
+"""One client's computation in an exchange, and the gathering of uploads: shared by all engines."""
 
-the parts that all engines share.
-"""
-
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -17,21 +14,21 @@ from feddkd.models.functional import Model
 from feddkd.randomness import Key, fold, step_keys
 from feddkd.tensors import Groups, Tensors, weighted_mean
 
-Memos = dict[tuple[int, int], Groups]  # (run, client) -> memo
 ALL = slice(None)
-# (model, client, sent, carry, batches) -> carry
-Walk = Callable[[Model, Fold, Groups, Groups, Iterable[Batch]], Groups]
+# (model, client half, sent, carry, batches) -> carry
+RunFold = Callable[[Model, Fold, Groups, Groups, Iterable[Batch]], Groups]
 
 
 @contextmanager
 def seeded(key: Key, device: torch.device) -> Iterator[None]:
-    """torch's own generators as a function of the key, for networks that draw from them (F.dropout,
-    say); put back afterwards.
+    """Seed torch's own generator with the key, and restore it afterwards.
+
+    This serves networks that draw from it (F.dropout, for example).
     """
     on_gpu = device.type == "cuda"
     with torch.random.fork_rng(devices=[device] if on_gpu else []):
-        # not torch.manual_seed: without a GPU it keeps a stack trace of every call for the day when
-        # there is one
+        # not torch.manual_seed: without a GPU it keeps a stack trace of every call, to seed a GPU
+        # that might be initialised later
         source = (
             torch.cuda.default_generators[device.index or 0] if on_gpu else torch.default_generator
         )
@@ -39,9 +36,10 @@ def seeded(key: Key, device: torch.device) -> Iterator[None]:
         yield
 
 
-def step_by_step(
+def run_fold(
     model: Model, client: Fold, sent: Groups, carry: Groups, batches: Iterable[Batch]
 ) -> Groups:
+    """Return the carry after one step for each batch."""
     for batch in batches:
         carry = client.step(model, sent, carry, batch)
     return carry
@@ -56,30 +54,31 @@ def answer(
     client: int,
     key: Key,
     dtype: torch.dtype,
-    walk: Walk = step_by_step,
+    fold_runner: RunFold = run_fold,
     which: slice = ALL,
 ) -> tuple[Groups, Groups]:
-    """What one client does in an exchange, or with `which` of its batches: (upload, memo). `walk`
-    carries a fold through them.
+    """Return (upload, memo) of one client after an exchange, or after some of its batches.
+
+    `which` selects the batches; `fold_runner` carries a fold through them.
     """
     indices = federation.indices(phase.reads.source, client)
     drawn = draw(phase.reads, len(indices), key)
-    drawn, numbers = drawn[which], step_keys(key, len(drawn))[which]
+    numbers = step_keys(key, len(drawn))
     batches = (
-        read(federation, indices[d], int(n), dtype, phase.reads.random)
-        for d, n in zip(drawn, numbers, strict=True)
+        read(federation, indices[positions], int(number), dtype, phase.reads.random)
+        for positions, number in zip(drawn[which], numbers[which], strict=True)
     )
     client_half = phase.client
     if isinstance(client_half, Fold):
-        carry = walk(model, client_half, sent, client_half.start(model, sent, memo), batches)
+        start = client_half.start(model, sent, memo)
+        carry = fold_runner(model, client_half, sent, start, batches)
         return client_half.finish(model, sent, carry, memo)
     assert client_half is not None, "a phase without a client half never reaches an engine"
     (batch,) = batches
 
     def loss(w: Tensors, batch: Batch) -> Tensor:
-        return client_half.loss(
-            model, w, sent, memo, batch, client_half.targets(model, memo, batch)
-        )
+        targets = client_half.targets(model, memo, batch)
+        return client_half.loss(model, w, sent, memo, batch, targets)
 
     upload: dict[str, Tensors] = {"gradient": grad(loss)(sent["params"], batch)}
     if probe := probing(phase):
@@ -90,34 +89,32 @@ def answer(
 def read(
     federation: Federation, indices: Indices, number: int, dtype: torch.dtype, random: bool
 ) -> Batch:
-    """A mini-batch as the network sees it, all examples with the same share."""
+    """Return a mini-batch as the network sees it; every example has the same share."""
     device = federation.x.device
-    at = torch.from_numpy(indices).to(device)
+    positions = torch.from_numpy(indices).to(device)
     step_key = torch.tensor(number, device=device)
-    x = federation.transform(federation.x[at], dtype, step_key if random else None)
+    x = federation.transform(federation.x[positions], dtype, step_key if random else None)
     share: Tensor = torch.full((len(indices),), 1 / len(indices), dtype=dtype, device=device)
-    return Batch(x, federation.y[at], share, step_key)
+    return Batch(x, federation.y[positions], share, step_key)
+
+
+def example_counts(federation: Federation, phase: Phase, cohort: Sequence[int]) -> list[int]:
+    """Return the number of examples that each client of a cohort has for a phase."""
+    return [len(federation.indices(phase.reads.source, client)) for client in cohort]
 
 
 def gather(phase: Phase, stacked: Groups, examples: Sequence[int]) -> Groups:
-    """Uploads, stacked over clients, each group by its rule."""
-
-    def one(group: str, rule: Collect) -> Tensors:
+    """Return the uploads, stacked over clients, gathered: each group by the phase's rule for it."""
+    gathered: dict[str, Tensors] = {}
+    for group, rule in phase.collect.items():
         if rule is Collect.EVERY:
-            return stacked[group]
-        return weighted_mean(
-            stacked[group], examples if rule is Collect.MEAN_BY_EXAMPLES else [1] * len(examples)
-        )
-
-    gathered = {group: one(group, rule) for group, rule in phase.collect.items()}
+            gathered[group] = stacked[group]
+        else:
+            weights = examples if rule is Collect.MEAN_BY_EXAMPLES else [1] * len(examples)
+            gathered[group] = weighted_mean(stacked[group], weights)
     return {**gathered, **{name: stacked[group] for name, group in phase.every.items()}}
 
 
-def restored(held: Memos, run: int, memos: Mapping[int, Groups]) -> Memos:
-    """One run's memos in place of those it held."""
-    others = {at: memo for at, memo in held.items() if at[0] != run}
-    return {**others, **{(run, client): memo for client, memo in memos.items()}}
-
-
 def retained(memo: Groups, names: frozenset[str] | None) -> Groups:
+    """Return the groups of a memo that have one of these names; all of them for None."""
     return memo if names is None else {name: group for name, group in memo.items() if name in names}

@@ -1,21 +1,34 @@
-"""Where clients compute. An engine performs one exchange and knows nothing else; nothing outside
-knows where clients live.
+"""The protocol of an engine, and the messages that go in and out.
 
-Engine, device and chunking may change the speed of a run, never its numbers beyond rounding, so
-they are no part of an experiment.
+An engine performs one exchange and knows nothing of rounds or methods. The rest of the package does
+not know where clients compute. Engine, device and chunking change the speed of a run, and its
+numbers by rounding only, so they are not part of an experiment.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 from feddkd.data.batches import Source
 from feddkd.method import Exchange
 from feddkd.randomness import Key
 from feddkd.tensors import Groups
 
+Purpose = Literal["train", "evaluate", "diagnose"]
+
+
+def purpose_of(key: Key) -> Purpose:
+    """Return the purpose of the exchange with this key.
+
+    The key of an exchange of the method begins with a seed. The key of an evaluation or of a
+    diagnosis is the one word "evaluate" or "diagnose".
+    """
+    if key[0] == "evaluate":
+        return "evaluate"
+    return "diagnose" if key[0] == "diagnose" else "train"
+
 
 class Order(NamedTuple):
-    """One run's share of an exchange.
+    """One run's part of an exchange.
 
     Several runs (seeds of one experiment) may go through an exchange together.
     """
@@ -25,45 +38,50 @@ class Order(NamedTuple):
     cohort: tuple[int, ...]
     key: Key  # (seed, round, phase, step): with the client's number it decides every random draw
 
+    @property
+    def purpose(self) -> Purpose:
+        """The purpose that the key states."""
+        return purpose_of(self.key)
+
 
 class Reply(NamedTuple):
-    """Who answered, in the order of the cohort, and their uploads, gathered as the phase says."""
+    """The clients that answered, in the order of the cohort, and their gathered uploads."""
 
     clients: tuple[int, ...]
     collected: Groups
-    # nothing could be gathered: so many gave what it takes, of at least so many
+    # (clients that took part, clients needed) if too few did and nothing could be gathered
     short: tuple[int, int] | None = None
 
 
 class Engine(Protocol):
-    """Performs exchanges and holds the clients' memos in between."""
+    """Performs exchanges and keeps the clients' memos between them."""
 
-    # whether clients compute elsewhere: their memos never come here, and they may bring their own
-    # examples
+    # True if clients compute elsewhere: their memos stay there, and they may bring their own data
     remote: ClassVar[bool]
 
     def sizes(self, run: int, source: Source = "train") -> Sequence[int]:
-        """n_k, the number of examples of each client."""
+        """Return n_k, the number of examples of each client."""
 
     def exchange(self, exchange: Exchange, orders: Sequence[Order]) -> list[Reply]:
-        """Send, compute at the clients, gather: one reply for each order."""
+        """Send, compute at the clients, gather: return one reply for each order."""
 
     def memos_of(self, run: int) -> Mapping[int, Groups]:
-        """What the clients of a run hold at present, as far as it is more than they began with."""
+        """Return the memos that the clients of a run hold now, without empty ones.
 
-    def restore(self, run: int, memos: Mapping[int, Groups]) -> None:
-        """Let the clients of a run hold this again and nothing else: whoever is not named, what it
-        began with.
+        A client that is not named holds the memo it began with, or nothing.
         """
 
+    def restore(self, run: int, memos: Mapping[int, Groups]) -> None:
+        """Replace all memos of a run; clients that are not named hold what they began with."""
+
     def facts(self) -> dict[str, Any]:
-        """What the engine has decided along the way, for the record."""
+        """Return the engine's own decisions so far, for the record."""
 
     def adopt(self, facts: Mapping[str, Any]) -> None:
-        """Decide so again: a run that goes on must not compute in another way."""
+        """Repeat recorded decisions: a resumed run must compute in the same way."""
 
     def close(self) -> None:
-        """Give back whatever the engine holds."""
+        """Release everything that the engine holds."""
 
 
 # (model, federations, first memos of each run, dtype, **options)

@@ -1,4 +1,4 @@
-"""Engines and devices by name."""
+"""Find engines and devices by their names."""
 
 import inspect
 import os
@@ -55,9 +55,9 @@ def open_engine(
     dtype: torch.dtype,
     options: Mapping[str, Any],
 ) -> Engine:
-    """Make an engine.
+    """Return a new engine.
 
-    "auto" is batched; on a CPU with several cores, networks with convolutions use pool.
+    "auto" is batched, or pool for networks with convolutions on a CPU with several cores.
     """
     if not isinstance(engine, str):
         return engine(model, federations, memos, dtype, **options)
@@ -70,8 +70,9 @@ def open_engine(
 
 
 def _automatic(model: Model, federations: Sequence[Federation]) -> str:
-    alone = federations[0].x.is_cuda or sys.platform != "linux" or (os.cpu_count() or 1) == 1
-    return "pool" if model.convolves and not alone else "batched"
+    on_gpu = federations[0].x.is_cuda
+    can_fork = sys.platform == "linux" and (os.cpu_count() or 1) > 1
+    return "pool" if model.convolves and can_fork and not on_gpu else "batched"
 
 
 def find_device(name: str) -> torch.device:
@@ -80,10 +81,7 @@ def find_device(name: str) -> torch.device:
         device = torch.device(name if str(name).startswith(("cpu", "cuda")) else "")
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError):
-        seen = (
-            f"torch sees {torch.cuda.device_count()} GPUs"
-            if torch.cuda.is_available()
-            else "torch sees no GPU"
-        )
-        raise InputError(f"device {name!r} is not available: {seen}; use 'cpu'") from None
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        gpus = f"torch sees {count} GPUs" if count else "torch sees no GPU"
+        raise InputError(f"device {name!r} is not available: {gpus}; use 'cpu'") from None
     return device

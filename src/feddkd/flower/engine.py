@@ -134,7 +134,7 @@ class Flower:
         nothing to be asked for.
         """
         # else it is an evaluation
-        if isinstance(order.key[0], int) and order.key[1] != self._round:
+        if order.purpose == "train" and order.key[1] != self._round:
             self._round = order.key[1]
             if not self._memo:
                 self.held = dict.fromkeys(self.held, NOTHING)
@@ -145,7 +145,9 @@ class Flower:
         for number, order in enumerate(orders):
             tensors = tensor_record(pack(order.sent))
             kind = (
-                "evaluate" if order.key[0] == "evaluate" else f"train.{action(exchange.phase.name)}"
+                "evaluate"
+                if order.purpose == "evaluate"
+                else f"train.{action(exchange.phase.name)}"
             )
             for client in order.cohort:
                 node = self._nodes[client]

@@ -21,6 +21,7 @@ from feddkd.data.examples import Examples, examples
 from feddkd.data.federation import Federation
 from feddkd.data.transforms import transform
 from feddkd.engines.client import answer, retained, seeded
+from feddkd.engines.interface import purpose_of
 from feddkd.errors import InputError
 from feddkd.experiment import Experiment
 from feddkd.flower import client_masking
@@ -122,12 +123,12 @@ class NodeExperiment:
     first: Groups  # what every client begins with
 
     def phase(self, key: Key, name: str) -> Phase:
-        if key[0] == "evaluate":
+        if purpose_of(key) == "evaluate":
             return next(
                 (phase for phase in evaluation.PHASES.values() if phase.name == name),
                 evaluation.counting(self.federation.classes),
             )
-        if key[0] == "diagnose":
+        if purpose_of(key) == "diagnose":
             return diagnostics.PHASE
         _, round, index, step = (int(part) for part in key)
         plan = self.experiment.parsed_method.fitted(self.model).plan(round)
@@ -242,7 +243,7 @@ def respond(own: Own, page: Page, sent: bytes, kept: Kept) -> tuple[Page, bytes,
     client, expected = int(page["client"]), str(page["expects"])
     desk, held = open_desk(own, page), _of(kept, client)
     own.check(client, desk.experiment)
-    if own.secure and page["key"][0] != "evaluate" and "secure" not in page:
+    if own.secure and purpose_of(page["key"]) != "evaluate" and "secure" not in page:
         raise WireError(
             "this node uploads nothing that is not masked, and the server has not asked for masks"
             " (--secure)"

@@ -22,10 +22,8 @@ from feddkd.tensors import Groups, bytes_of
 
 
 def is_the_methods(order: Order) -> bool:
-    """Whether it belongs to an exchange of the method: its key begins with the seed, that of an
-    evaluation with a word.
-    """
-    return isinstance(order.key[0], int)
+    """Return whether the order belongs to an exchange of the method, not to an evaluation."""
+    return order.purpose == "train"
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""The engine that computes all clients of a cohort, and several seeds, as one program."""
+"""The engine that computes a cohort, and several runs at once, as one program over lanes."""

@@ -1,5 +1,6 @@
-"""What clients teach in a round, for gradients at shared weights: the batches of all its steps,
-laid out so that runs whose lessons have equal shapes can be taught in one program.
+"""The batches of a distillation round, for gradients at shared weights.
+
+The batches of all steps are laid out so that runs with equal shapes are computed by one program.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,153 +11,137 @@ import torch
 from torch import Tensor
 
 from feddkd.engines.batched.folds import Shapes, shapes, stacked
-from feddkd.engines.batched.lanes import Lane, Store, Tape
+from feddkd.engines.batched.lanes import BatchTable, Lane, Store
+from feddkd.engines.client import example_counts
 from feddkd.engines.interface import Order
 from feddkd.method import Batch, Collect, Exchange
 from feddkd.tensors import Groups
 
-Memo = Callable[[int, int], Groups]  # (run, client) -> memo
+MemoOf = Callable[[int, int], Groups]  # (run, client) -> memo
 
 
-class DistilBatch(NamedTuple):
-    """Of clients whose batches have one size, as many in each run."""
+class DistilBlock(NamedTuple):
+    """Clients whose batches have one size, equally many in each run."""
 
     memo: Groups  # (runs, clients, ...)
     batches: Batch  # (steps, runs, clients, ...)
-    weight: Tensor  # (runs, clients): a client's part in the mean of its run
+    weight: Tensor  # (runs, clients): a client's weight in the mean of its run
 
 
-class Course(NamedTuple):
-    """The lessons of a round for runs that can be taught together."""
+class DistilRound(NamedTuple):
+    """The blocks of a round, for runs that are computed together."""
 
-    orders: list[int]  # which of the exchange's they are
-    clients: list[list[list[int]]]  # lesson -> run -> positions in its cohort
-    lessons: list[DistilBatch]
-    shapes: tuple[Shapes, ...]  # of the lessons' tensors
+    orders: list[int]  # the numbers of the runs' orders in the exchange
+    clients: list[list[list[int]]]  # block -> run -> positions in the cohort of the run
+    blocks: list[DistilBlock]
+    shapes: tuple[Shapes, ...]  # of the tensors in the blocks
 
 
-class RunReading(NamedTuple):
-    """Who reads what in one run: a lane a client with a batch for each step, and the positions that
-    make a lesson together.
-    """
+class LanesOfRun(NamedTuple):
+    """The lanes of one run: one for each client, with one batch for each step."""
 
     order: int
     lanes: list[Lane]
     weights: list[float]
-    groups: list[list[int]]
+    groups: list[list[int]]  # positions of the clients of each block
 
     @property
     def shape(self) -> tuple[tuple[int, int], ...]:
-        """(clients, their batch size) for each lesson: runs of the same shape go together."""
+        """(clients, their batch size) of each block: runs of equal shape are computed together."""
         return tuple((len(group), self.lanes[group[0]].sizes[0]) for group in self.groups)
 
 
-def draw_up(
+def distil_rounds(
     exchange: Exchange,
     orders: Sequence[Order],
     store: Store,
-    memo: Memo,
+    memo_of: MemoOf,
     dtype: torch.dtype,
     couples: bool,
     most: int,
-) -> list[Course]:
-    """Return the round's courses, of at most so many runs.
+) -> list[DistilRound]:
+    """Return the batches of a round, for at most `most` runs at a time.
 
-    A network that couples the examples of a batch, as batch norm does, would feel padding: there
-    batches of other sizes make a lesson of their own.
+    If the network couples the examples of a batch (as batch norm does), padding would change its
+    results: then batches of different sizes are in different blocks.
     """
-    families: dict[object, list[RunReading]] = {}
-    for at, order in enumerate(orders):
-        reading = _reading(exchange, at, order, store, couples)
-        families.setdefault(reading.shape if couples else len(order.cohort), []).append(reading)
-    teams = [
-        family[at : at + most] for family in families.values() for at in range(0, len(family), most)
-    ]
-    return [_course(exchange, orders, team, store, memo, dtype) for team in teams]
+    by_shape: dict[object, list[LanesOfRun]] = {}
+    for number, order in enumerate(orders):
+        run = _run_lanes(exchange, number, order, store, couples)
+        by_shape.setdefault(run.shape if couples else len(order.cohort), []).append(run)
+    rounds = []
+    for runs in by_shape.values():
+        for start in range(0, len(runs), most):
+            together = runs[start : start + most]
+            rounds.append(_distil_round(exchange, orders, together, store, memo_of, dtype))
+    return rounds
 
 
-def _reading(exchange: Exchange, at: int, order: Order, store: Store, couples: bool) -> RunReading:
-    """The batches are those of the phase's repetitions."""
-    repetitions = [
-        order._replace(key=(*order.key[:-1], step)) for step in range(1, exchange.steps + 1)
-    ]
-    drawn, clients = store.lay_out(exchange.phase.reads, repetitions), len(order.cohort)
-    lanes = [_joined(at, drawn[position::clients]) for position in range(clients)]
-    sizes = [lane.sizes[0] for lane in lanes]
-    alike = [[at for at, own in enumerate(sizes) if own == size] for size in sorted(set(sizes))]
-    return RunReading(
-        at, lanes, _weights(exchange, order, store), alike if couples else [list(range(len(lanes)))]
-    )
+def _run_lanes(
+    exchange: Exchange, number: int, order: Order, store: Store, couples: bool
+) -> LanesOfRun:
+    """Return the lanes of one run; a lane has the batches of all repetitions of the phase."""
+    steps = range(1, exchange.steps + 1)
+    repetitions = [order._replace(key=(*order.key[:-1], step)) for step in steps]
+    drawn, clients = store.lanes_of(exchange.phase.reads, repetitions), len(order.cohort)
+    lanes = [_one_lane(number, drawn[position::clients]) for position in range(clients)]
+    by_size: dict[int, list[int]] = {}
+    for position, lane in enumerate(lanes):
+        by_size.setdefault(lane.sizes[0] if couples else 0, []).append(position)
+    groups = [by_size[size] for size in sorted(by_size)]
+    return LanesOfRun(number, lanes, _weights(exchange, order, store), groups)
 
 
-def _joined(at: int, lanes: Sequence[Lane]) -> Lane:
-    """A client's repetitions, of one batch each, as batches of one lane."""
-    line, keys = (
-        np.concatenate([lane.line for lane in lanes]),
-        np.concatenate([lane.keys for lane in lanes]),
-    )
-    return Lane(at, lanes[0].client, line, [len(lane.line) for lane in lanes], keys)
+def _one_lane(number: int, lanes: Sequence[Lane]) -> Lane:
+    """Return the repetitions of a client, of one batch each, as the batches of one lane."""
+    indices = np.concatenate([lane.indices for lane in lanes])
+    keys = np.concatenate([lane.keys for lane in lanes])
+    return Lane(number, lanes[0].client, indices, [len(lane.indices) for lane in lanes], keys)
 
 
-def _course(
+def _distil_round(
     exchange: Exchange,
     orders: Sequence[Order],
-    team: list[RunReading],
+    runs: list[LanesOfRun],
     store: Store,
-    memo: Memo,
+    memo_of: MemoOf,
     dtype: torch.dtype,
-) -> Course:
-    clients = [
-        [reading.groups[number] for reading in team] for number in range(len(team[0].groups))
-    ]
-    lessons = []
+) -> DistilRound:
+    clients = [[run.groups[number] for run in runs] for number in range(len(runs[0].groups))]
+    blocks = []
     for groups in clients:
-        lanes = [
-            reading.lanes[at] for reading, group in zip(team, groups, strict=True) for at in group
-        ]
-        memos = stacked([memo(orders[lane.order].run, lane.client) for lane in lanes])
-        weight = [
-            reading.weights[at] for reading, group in zip(team, groups, strict=True) for at in group
-        ]
-        shape = len(team), len(groups[0])
-        lessons.append(
-            DistilBatch(
-                {
-                    g: {
-                        name: tensor.reshape(*shape, *tensor.shape[1:])
-                        for name, tensor in own.items()
-                    }
-                    for g, own in memos.items()
-                },
-                _batches(exchange, lanes, store, dtype, shape),
-                torch.tensor(weight, dtype=dtype)
-                .reshape(shape)
-                .to(store.x.device, non_blocking=True),
-            )
-        )
-    found = tuple(
-        (*shapes(lesson.memo), *(tuple(own.shape) for own in (*lesson.batches, lesson.weight)))
-        for lesson in lessons
+        lanes, weights = [], []
+        for run, group in zip(runs, groups, strict=True):
+            lanes += [run.lanes[position] for position in group]
+            weights += [run.weights[position] for position in group]
+        shape = len(runs), len(groups[0])
+        memos = stacked([memo_of(orders[lane.order].run, lane.client) for lane in lanes])
+        memo = {
+            group: {name: t.reshape(*shape, *t.shape[1:]) for name, t in tensors.items()}
+            for group, tensors in memos.items()
+        }
+        batches = _batches(exchange, lanes, store, dtype, shape)
+        weight = torch.tensor(weights, dtype=dtype).reshape(shape)
+        blocks.append(DistilBlock(memo, batches, weight.to(store.x.device, non_blocking=True)))
+    block_shapes = tuple(
+        (*shapes(block.memo), *(tuple(t.shape) for t in (*block.batches, block.weight)))
+        for block in blocks
     )
-    return Course([reading.order for reading in team], clients, lessons, found)
+    return DistilRound([run.order for run in runs], clients, blocks, block_shapes)
 
 
 def _batches(
     exchange: Exchange, lanes: list[Lane], store: Store, dtype: torch.dtype, shape: tuple[int, int]
 ) -> Batch:
-    """(steps, runs, clients, ...), read at once."""
-    tape = Tape.of(lanes, dtype, store.x.device)
-    indices, share, keys = (
-        tensor.flatten(0, 1) for tensor in (tape.indices, tape.share, tape.keys)
-    )
+    """Return the batches of all steps, read at once: (steps, runs, clients, ...)."""
+    table = BatchTable.of(lanes, dtype, store.x.device)
+    indices, share, keys = (t.flatten(0, 1) for t in (table.indices, table.share, table.keys))
     read = store.read(indices, share, keys, dtype, exchange.phase.reads.random)
-    return Batch(*(tensor.reshape(len(tape.sizes), *shape, *tensor.shape[1:]) for tensor in read))
+    return Batch(*(tensor.reshape(len(table.sizes), *shape, *tensor.shape[1:]) for tensor in read))
 
 
 def _weights(exchange: Exchange, order: Order, store: Store) -> list[float]:
-    federation, source = store.federations[order.run], exchange.phase.reads.source
-    by_examples = Collect.MEAN_BY_EXAMPLES in exchange.phase.collect.values()
-    counts = [
-        len(federation.indices(source, client)) if by_examples else 1 for client in order.cohort
-    ]
+    counts = [1] * len(order.cohort)
+    if Collect.MEAN_BY_EXAMPLES in exchange.phase.collect.values():
+        counts = example_counts(store.federations[order.run], exchange.phase, order.cohort)
     return [count / sum(counts) for count in counts]

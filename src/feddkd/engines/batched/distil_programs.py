@@ -1,12 +1,13 @@
-"""How a course is taught: the teachers' answers and the gradients at shared weights as pure
-functions, and those recorded.
+"""The functions of a distillation round, and their recordings.
 
-A round's lessons are loaded into fixed places once; a step copies what is sent and its own number,
-no more.
+There are two: the teachers' targets in all steps, and the gradients at shared weights in one step.
+A recording loads the blocks of a round once; for each step only the sent tensors and the number of
+the step are copied.
 """
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch.func import grad
 from torch.utils._pytree import tree_leaves, tree_map
 
-from feddkd.engines.batched.distil_batches import Course, DistilBatch
+from feddkd.engines.batched.distil_batches import DistilBlock, DistilRound
 from feddkd.engines.batched.folds import stacked
 from feddkd.engines.compile.cuda_graph import Compiler, Replay, copies, fill, fill_all
 from feddkd.method import Batch, Gradient
@@ -23,119 +24,122 @@ from feddkd.tensors import Groups, Tensors
 
 
 def looped(function: Callable[..., Any]) -> Callable[..., Any]:
-    """As vmap, but one after another: for networks that vmap cannot take, and where one is all
-    there is.
+    """Return the function mapped over the first axis, like vmap, but in a loop.
+
+    This serves networks that vmap cannot take, and an axis of length one.
     """
 
     def call(*inputs: Any) -> Any:
-        count = len(tree_leaves(inputs)[0])
-        results = [function(*tree_map(lambda tensor: tensor[at], inputs)) for at in range(count)]  # noqa: B023
-        return tree_map(lambda *many: torch.stack(many), *results)
+        rows = range(len(tree_leaves(inputs)[0]))
+        results = [function(*tree_map(itemgetter(row), inputs)) for row in rows]
+        return tree_map(lambda *tensors: torch.stack(tensors), *results)
 
     return call
 
 
-class Programme(NamedTuple):
-    """The two functions of a course: what the teachers say in all steps, and the gradients in one."""
+class DistilFunctions(NamedTuple):
+    """The two functions of a round: the targets of all steps, and the gradients in one step."""
 
-    teach: Callable[[list[DistilBatch]], list[Tensor]]
-    slopes: Callable[[Groups, list[DistilBatch], list[Tensor], Tensor], list[Tensors]]
-
-
-Over = Callable[[Callable[..., Any]], Callable[..., Any]]  # vmap, or looped
+    targets: Callable[[list[DistilBlock]], list[Tensor]]
+    gradients: Callable[[Groups, list[DistilBlock], list[Tensor], Tensor], list[Tensors]]
 
 
-def programme(
-    model: Model, client: Gradient, mean: bool, over_runs: Over, over_clients: Over
-) -> Programme:
-    """`mean`: the gradient of each run's mean; else, lesson by lesson, every client's own."""
+MapOver = Callable[[Callable[..., Any]], Callable[..., Any]]  # vmap, or looped
 
-    def teach(lessons: list[DistilBatch]) -> list[Tensor]:
-        def own(memo: Groups, batches: Batch) -> Tensor:
-            said: Tensor = over_clients(lambda batch: client.targets(model, memo, batch))(batches)
-            return said
 
-        def one(lesson: DistilBatch) -> Tensor:
-            memo, batches = (
-                tree_map(lambda t: t.flatten(0, 1), lesson.memo),
-                tree_map(lambda t: t.flatten(1, 2), lesson.batches),
-            )
-            said: Tensor = over_clients(own)(memo, tree_map(lambda t: t.transpose(0, 1), batches))
-            return said.transpose(0, 1).reshape(
-                said.shape[1], *lesson.weight.shape, *said.shape[2:]
-            )
+def distil_functions(
+    model: Model, client: Gradient, mean: bool, over_runs: MapOver, over_clients: MapOver
+) -> DistilFunctions:
+    """Return the functions for rounds of this client half.
 
-        return [one(lesson) for lesson in lessons]
+    If `mean`, the gradient is that of each run's mean, else there is one for each client, block by
+    block.
+    """
 
-    def run(sent: Groups, lessons: list[tuple[Groups, Batch, Tensor, Tensor]]) -> list[Tensors]:
-        def loss(w: Tensors, memo: Groups, batch: Batch, taught: Tensor) -> Tensor:
-            return client.loss(model, w, sent, memo, batch, taught)
+    def client_targets(memo: Groups, batches: Batch) -> Tensor:
+        result: Tensor = over_clients(lambda batch: client.targets(model, memo, batch))(batches)
+        return result
+
+    def block_targets(block: DistilBlock) -> Tensor:
+        memo = tree_map(lambda t: t.flatten(0, 1), block.memo)
+        batches = tree_map(lambda t: t.flatten(1, 2).transpose(0, 1), block.batches)
+        result: Tensor = over_clients(client_targets)(memo, batches)
+        result = result.transpose(0, 1)
+        return result.reshape(result.shape[0], *block.weight.shape, *result.shape[2:])
+
+    def targets(blocks: list[DistilBlock]) -> list[Tensor]:
+        return [block_targets(block) for block in blocks]
+
+    def of_run(sent: Groups, blocks: list[tuple[Groups, Batch, Tensor, Tensor]]) -> list[Tensors]:
+        def loss(w: Tensors, memo: Groups, batch: Batch, target: Tensor) -> Tensor:
+            return client.loss(model, w, sent, memo, batch, target)
 
         def total(w: Tensors) -> Tensor:
             parts = [
-                (weight * over_clients(partial(loss, w))(*lesson)).sum()
-                for *lesson, weight in lessons
+                (weight * over_clients(partial(loss, w))(*inputs)).sum()
+                for *inputs, weight in blocks
             ]
             return torch.stack(parts).sum()
 
         if mean:
             return [grad(total)(sent["params"])]
-        return [
-            over_clients(lambda *own: grad(loss)(sent["params"], *own))(*lesson)
-            for *lesson, _ in lessons
-        ]
+        each = over_clients(lambda *inputs: grad(loss)(sent["params"], *inputs))
+        return [each(*inputs) for *inputs, _ in blocks]
 
-    def slopes(
-        sent: Groups, lessons: list[DistilBatch], targets: list[Tensor], step: Tensor
+    def gradients(
+        sent: Groups, blocks: list[DistilBlock], targets: list[Tensor], step: Tensor
     ) -> list[Tensors]:
         def now(tensor: Tensor) -> Tensor:
             return tensor.index_select(0, step).squeeze(0)
 
-        here = [
-            (x.memo, tree_map(now, x.batches), now(said), x.weight)
-            for x, said in zip(lessons, targets, strict=True)
+        of_step = [
+            (block.memo, tree_map(now, block.batches), now(target), block.weight)
+            for block, target in zip(blocks, targets, strict=True)
         ]
-        result: list[Tensors] = over_runs(run)(sent, here)
+        result: list[Tensors] = over_runs(of_run)(sent, of_step)
         return result
 
-    return Programme(teach, slopes)
+    return DistilFunctions(targets, gradients)
 
 
-class RecordedCourse:
-    """A course recorded: lessons, teachers' answers, what is sent and the number of the step in
-    fixed places.
+class RecordedRound:
+    """The functions of a round as CUDA graphs.
+
+    Blocks, targets, sent tensors and the number of the step lie in fixed tensors.
     """
 
     def __init__(
         self,
-        course: Course,
+        round: DistilRound,
         sents: Sequence[Groups],
-        plan: Programme,
+        functions: DistilFunctions,
         fuse: Compiler | None,
         pool: Any,
     ) -> None:
-        self.lessons, self.sent = tree_map(torch.clone, course.lessons), stacked(list(sents))
-        self.step = torch.zeros(1, dtype=torch.int64, device=course.lessons[0].weight.device)
-        self.teaching = Replay(plan.teach, (self.lessons,), fuse, pool)
-        self.targets = self.teaching()
-        self.differentiating = Replay(
-            plan.slopes, (self.sent, self.lessons, self.targets, self.step), fuse, pool
-        )
+        self.blocks, self.sent = tree_map(torch.clone, round.blocks), stacked(list(sents))
+        self.step = torch.zeros(1, dtype=torch.int64, device=round.blocks[0].weight.device)
+        self.replay_targets = Replay(functions.targets, (self.blocks,), fuse, pool)
+        self.targets = self.replay_targets()
+        inputs = self.sent, self.blocks, self.targets, self.step
+        self.replay_gradients = Replay(functions.gradients, inputs, fuse, pool)
         self.names = [(group, name) for group, tensors in self.sent.items() for name in tensors]
-        self.seats = [
+        self.sent_by_run = [
             self.sent[group][name][run] for run in range(len(sents)) for group, name in self.names
         ]
-        self.course: Course | None = course
+        self.round: DistilRound | None = round  # the one whose blocks and targets are loaded
 
-    def load(self, course: Course) -> None:
-        fill(self.lessons, course.lessons)
-        self.teaching()
-        self.course = course
+    def load(self, round: DistilRound) -> None:
+        """Copy the blocks of a round and compute their targets."""
+        fill(self.blocks, round.blocks)
+        self.replay_targets()
+        self.round = round
 
-    def slopes(self, course: Course, sents: Sequence[Groups], step: int) -> list[Tensors]:
-        if self.course is not course:
-            self.load(course)
-        fill_all(self.seats, [sent[group][name] for sent in sents for group, name in self.names])
+    def gradients(self, round: DistilRound, sents: Sequence[Groups], step: int) -> list[Tensors]:
+        """Return the gradients in one step of a round."""
+        if self.round is not round:
+            self.load(round)
+        sent = [tensors[group][name] for tensors in sents for group, name in self.names]
+        fill_all(self.sent_by_run, sent)
         self.step.fill_(step)
-        result: list[Tensors] = copies(self.differentiating())
+        result: list[Tensors] = copies(self.replay_gradients())
         return result

@@ -1,39 +1,43 @@
-"""A cohort, and several runs at once, as one program over stacked lanes.
+"""An engine that computes a cohort, and several runs at once, as one program over stacked lanes.
 
-Every client of every run is a lane of the same tensors. Folds go step by step over all lanes that
-still have batches; gradients at shared weights are one backward pass, and the teachers' outputs for
-all J steps of a round one forward pass. How a step over the lanes is carried out is a strategy,
-chosen by timing (strategies.py).
+Every client of every run is a lane of the same tensors. A fold goes step by step over all lanes
+that still have batches. Gradients at shared weights are one backward pass, and the teachers'
+outputs for all J steps of a round one forward pass. A strategy, chosen by timing, says how a step
+over the lanes is computed (strategies.py).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch.func import vmap
 
-from feddkd.data.batches import Source
-from feddkd.data.federation import Federation
-from feddkd.engines.batched.folds import Work, apart, chosen, grouped, join, shapes, stacked
+from feddkd.engines.batched.folds import (
+    Work,
+    equal_positions,
+    join_lanes,
+    shapes,
+    split_lanes,
+    stacked,
+    take_lanes,
+)
 from feddkd.engines.batched.gradients import Gradients
-from feddkd.engines.batched.lanes import Lane, Store, Tape
+from feddkd.engines.batched.lanes import BatchTable, Lane, Store
 from feddkd.engines.batched.memory import Planner, ran_out
-from feddkd.engines.batched.strategies import Chooser
-from feddkd.engines.client import Memos, gather, restored, retained
+from feddkd.engines.batched.strategies import StrategyChooser
+from feddkd.engines.client import example_counts, gather, retained
 from feddkd.engines.interface import Order, Reply
+from feddkd.engines.local import LocalEngine
 from feddkd.errors import InputError, choices
 from feddkd.method import Exchange, Fold, Gradient, probing
-from feddkd.models.functional import Model
 from feddkd.tensors import Groups
 
 PRECISIONS = ("fp32", "tf32", "bf16")
 
 
 class StartedFold(NamedTuple):
-    """A fold over some lanes before its first step: its work and carry, and the memos, stacked and
-    one by one.
-    """
+    """A fold over some lanes before its first step; its memos stacked, and one by one."""
 
     work: Work
     carry: Groups
@@ -42,22 +46,14 @@ class StartedFold(NamedTuple):
 
 
 @dataclass
-class Batched:
-    """An engine over federations in memory, one for each run, with the memo every client begins
-    with.
-    """
+class Batched(LocalEngine):
+    """An engine that computes the clients of all runs as lanes of one program."""
 
-    remote: ClassVar[bool] = False
-    model: Model
-    federations: Sequence[Federation]
-    first_memos: Sequence[Groups]
-    dtype: torch.dtype = torch.float32
     strategy: str = "auto"
-    lanes: int | None = None  # at most so many at once; as many as memory allows unless said
-    memory: int | None = None  # bytes that may be planned with; what is free unless said
+    lanes: int | None = None  # at most this many at once; by default as many as fit in memory
+    memory: int | None = None  # bytes to plan with; by default the free memory
     # of products: tf32 (on CUDA, where dtype is float32), fp32, or bf16 inside the networks
     precision: str = "tf32"
-    memos: Memos = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
@@ -68,20 +64,16 @@ class Batched:
             self.model = self.model.computing_in(torch.bfloat16)
         self.store = Store.of(self.federations)
         self.device = self.store.x.device
-        self.chooser = Chooser(self.strategy, self.device)
+        self.chooser = StrategyChooser(self.strategy, self.device)
         self.planner = Planner(self.device, self.memory)
         self.gradients = Gradients(self.model, self.store, self.dtype, self.chooser)
 
-    def sizes(self, run: int, source: Source = "train") -> Sequence[int]:
-        return self.federations[run].counts(source)
-
     @property
     def strategies(self) -> tuple[str, ...]:
-        """Those to choose from."""
-        return self.chooser.known
+        """The strategies that exist on this device."""
+        return self.chooser.names
 
     def facts(self) -> dict[str, Any]:
-        """What was decided along the way, for the record."""
         failed = {"failed": dict(self.chooser.failed)} if self.chooser.failed else {}
         return {
             "strategy": dict(self.chooser.chosen),
@@ -91,70 +83,68 @@ class Batched:
             **failed,
         }
 
-    def memos_of(self, run: int) -> Mapping[int, Groups]:
-        return {client: memo for (own, client), memo in self.memos.items() if own == run and memo}
-
-    def restore(self, run: int, memos: Mapping[int, Groups]) -> None:
-        self.memos = restored(self.memos, run, memos)
-
     def adopt(self, facts: Mapping[str, Any]) -> None:
-        found = facts.get("strategy", {})
-        # not from elsewhere
-        self.chooser.chosen |= {
-            kind: name for kind, name in found.items() if name in self.chooser.known
-        }
+        # a record from another device may name strategies that do not exist here
+        for kind, name in facts.get("strategy", {}).items():
+            if name in self.chooser.names:
+                self.chooser.chosen[kind] = name
         self.planner.most |= facts.get("chunks", {})
 
     def close(self) -> None:
-        self.memos.clear()
+        super().close()
         self.gradients.clear()
         self.chooser.close()
 
     def exchange(self, exchange: Exchange, orders: Sequence[Order]) -> list[Reply]:
         if self.device.type == "cuda":
-            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = (
-                self.precision != "fp32"
-            )
-        if isinstance(exchange.phase.client, Gradient):
-            return self._differentiate(exchange, exchange.phase.client, orders)
-        assert exchange.phase.client is not None, (
-            "a phase without a client half never reaches an engine"
-        )
+            tf32 = self.precision != "fp32"
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+        client = exchange.phase.client
+        if isinstance(client, Gradient):
+            return self._differentiate(exchange, client, orders)
+        assert client is not None, "a phase without a client half never reaches an engine"
         replies: dict[int, Reply] = {}
-        # only those can be lanes of one program
-        for alike in grouped([shapes(order.sent) for order in orders]):
-            found = self._fold(exchange, exchange.phase.client, [orders[n] for n in alike])
-            replies |= dict(zip(alike, found, strict=True))
-        return [replies[n] for n in range(len(orders))]
+        # only runs with sent tensors of equal shapes can be lanes of one program
+        for numbers in equal_positions([shapes(order.sent) for order in orders]):
+            folded = self._fold(exchange, client, [orders[number] for number in numbers])
+            replies |= zip(numbers, folded, strict=True)
+        return [replies[number] for number in range(len(orders))]
 
     # --- folds
 
     def _fold(self, exchange: Exchange, client: Fold, orders: Sequence[Order]) -> list[Reply]:
-        lanes = self.store.lay_out(exchange.phase.reads, orders)
+        lanes = self.store.lanes_of(exchange.phase.reads, orders)
+        uploads = self._fold_chunks(exchange, client, orders, lanes)
+        row_of = {(lane.order, lane.client): row for row, lane in enumerate(lanes)}
+        replies = []
+        for number, order in enumerate(orders):
+            rows = [row_of[number, client] for client in order.cohort]
+            replies.append(self._reply(exchange, order, uploads, rows, len(lanes)))
+        return replies
+
+    def _fold_chunks(
+        self, exchange: Exchange, client: Fold, orders: Sequence[Order], lanes: Sequence[Lane]
+    ) -> Groups:
+        """Return the lanes' uploads, stacked; computed in chunks that fit in memory."""
         width = max((size for lane in lanes for size in lane.sizes[:1]), default=0)
         kind = f"{exchange.phase.name}, batches of {width}"
         size = self._at_once(kind, exchange, client, orders, lanes)
-        done: list[Groups] = []  # uploads, stacked, chunk by chunk
-        at = 0
-        while at < len(lanes):
-            now = lanes[at : at + size]
+        uploads: list[Groups] = []
+        start = 0
+        while start < len(lanes):
+            chunk = lanes[start : start + size]
             try:
-                done.append(self._fold_chunk(exchange, client, orders, now))
-                at += len(now)
+                uploads.append(self._fold_chunk(exchange, client, orders, chunk))
+                start += len(chunk)
                 continue
             except RuntimeError as error:
-                if len(now) == 1 or not ran_out(error):
+                if len(chunk) == 1 or not ran_out(error):
                     raise
-            self.chooser.close()  # out here nothing holds on any longer to what did not fit
-            size = self.planner.halve(kind, len(lanes), len(now))
+            # outside of `except`: there the error still holds the tensors that did not fit
+            self.chooser.close()
+            size = self.planner.halve(kind, len(lanes), len(chunk))
             torch.cuda.empty_cache()
-        uploads = join(done)
-        place = {(lane.order, lane.client): at for at, lane in enumerate(lanes)}
-        own = [[place[n, k] for k in order.cohort] for n, order in enumerate(orders)]
-        return [
-            self._reply(exchange, order, uploads, own[n], len(lanes))
-            for n, order in enumerate(orders)
-        ]
+        return join_lanes(uploads)
 
     def _at_once(
         self,
@@ -164,6 +154,8 @@ class Batched:
         orders: Sequence[Order],
         lanes: Sequence[Lane],
     ) -> int:
+        """Return the number of lanes in a chunk."""
+
         def start(count: int) -> tuple[Work, Groups]:
             begun = self._begin(exchange, client, orders, lanes[:count])
             return begun.work, begun.carry
@@ -175,90 +167,72 @@ class Batched:
         self, exchange: Exchange, client: Fold, orders: Sequence[Order], lanes: Sequence[Lane]
     ) -> StartedFold:
         shared = len({lane.order for lane in lanes}) == 1
-        sent = (
-            orders[lanes[0].order].sent
-            if shared
-            else stacked([orders[lane.order].sent for lane in lanes])
-        )
-        memos = [self._memo(orders[lane.order].run, lane.client) for lane in lanes]
-        # in an evaluation only some may hold a teacher, say
-        common = set.intersection(*(set(own) for own in memos))
-        memo = stacked([{group: own[group] for group in common} for own in memos])
+        sents = [orders[lane.order].sent for lane in lanes]
+        sent = sents[0] if shared else stacked(sents)
+        memos = [self.memo(orders[lane.order].run, lane.client) for lane in lanes]
+        # in an evaluation only some clients may hold a teacher, for example
+        common = set.intersection(*(set(memo) for memo in memos))
+        memo = stacked([{group: memo[group] for group in common} for memo in memos])
         carry = self._started(client, sent, memo, shared, len(lanes))
-        work = Work(
-            self.model,
-            self.store,
-            exchange.phase,
-            client,
-            sent,
-            shared,
-            Tape.of(lanes, self.dtype, self.device),
-            self.dtype,
-        )
+        table = BatchTable.of(lanes, self.dtype, self.device)
+        phase = exchange.phase
+        work = Work(self.model, self.store, phase, client, sent, shared, table, self.dtype)
         return StartedFold(work, carry, memo, memos)
 
     def _started(
         self, client: Fold, sent: Groups, memo: Groups, shared: bool, lanes: int
     ) -> Groups:
-        if shared and not memo:  # everybody starts alike: once will do
-            same = client.start(self.model, sent, memo)
+        if shared and not memo:  # all lanes start with the same carry: compute it once
             return {
-                g: {name: tensor.expand(lanes, *tensor.shape) for name, tensor in own.items()}
-                for g, own in same.items()
+                group: {name: t.expand(lanes, *t.shape) for name, t in tensors.items()}
+                for group, tensors in client.start(self.model, sent, memo).items()
             }
-        over, number = None if shared else 0, torch.arange(lanes, device=self.device)
-        carry: Groups = vmap(lambda s, m, _: client.start(self.model, s, m), (over, 0, 0))(
-            sent, memo, number
-        )
+        # the lane numbers are a mapped input for the case that nothing else is
+        sent_axis, number = None if shared else 0, torch.arange(lanes, device=self.device)
+        start = vmap(lambda s, m, _: client.start(self.model, s, m), (sent_axis, 0, 0))
+        carry: Groups = start(sent, memo, number)
         return carry
 
     def _fold_chunk(
         self, exchange: Exchange, client: Fold, orders: Sequence[Order], lanes: Sequence[Lane]
     ) -> Groups:
-        """The lanes' uploads, stacked; the memos move on."""
+        """Return the lanes' uploads, stacked, and keep their memos."""
         work, carry, memo, memos = self._begin(exchange, client, orders, lanes)
-        common, over = set(memo), None if work.shared else 0
+        common, sent_axis = set(memo), None if work.shared else 0
         carry = self.chooser.run(work, carry)
-        upload, memo = vmap(lambda s, c, m: client.finish(self.model, s, c, m), (over, 0, 0))(
-            work.sent, carry, memo
-        )
-        rows = apart(retained(memo, exchange.retain), len(lanes))
-        for lane, own, row in zip(lanes, memos, rows, strict=True):
-            others = {group: tensors for group, tensors in own.items() if group not in common}
-            self.memos[orders[lane.order].run, lane.client] = {
-                **retained(others, exchange.retain),
-                **row,
-            }
+        finish = vmap(lambda s, c, m: client.finish(self.model, s, c, m), (sent_axis, 0, 0))
+        upload, memo = finish(work.sent, carry, memo)
+        rows = split_lanes(retained(memo, exchange.retain), len(lanes))
+        for lane, before, row in zip(lanes, memos, rows, strict=True):
+            others = {group: tensors for group, tensors in before.items() if group not in common}
+            owner = orders[lane.order].run, lane.client
+            self.memos[owner] = {**retained(others, exchange.retain), **row}
         result: Groups = upload
         return result
 
     def _reply(
-        self, exchange: Exchange, order: Order, uploads: Groups, lanes: list[int], total: int
+        self, exchange: Exchange, order: Order, uploads: Groups, rows: list[int], total: int
     ) -> Reply:
-        as_they_are = len(lanes) == total and lanes == sorted(lanes)
-        own = uploads if as_they_are else chosen(uploads, torch.tensor(lanes, device=self.device))
-        return Reply(order.cohort, gather(exchange.phase, own, self._examples(exchange, order)))
-
-    def _examples(self, exchange: Exchange, order: Order) -> list[int]:
-        federation, source = self.federations[order.run], exchange.phase.reads.source
-        return [len(federation.indices(source, client)) for client in order.cohort]
-
-    def _memo(self, run: int, client: int) -> Groups:
-        return self.memos.get((run, client), self.first_memos[run])
+        """Return the reply to an order, whose uploads are in these rows of all lanes."""
+        if len(rows) < total or rows != sorted(rows):
+            uploads = take_lanes(uploads, torch.tensor(rows, device=self.device))
+        examples = example_counts(self.federations[order.run], exchange.phase, order.cohort)
+        return Reply(order.cohort, gather(exchange.phase, uploads, examples))
 
     # --- gradients at shared weights
 
     def _differentiate(
         self, exchange: Exchange, client: Gradient, orders: Sequence[Order]
     ) -> list[Reply]:
-        gathered = self.gradients(exchange, client, orders, self._memo)
+        gathered = self.gradients(exchange, client, orders, self.memo)
         probe = probing(exchange.phase)
         if probe is not None and client.probe is not None:
-            found = self._fold(replace(exchange, phase=probe, retain=None), client.probe, orders)
+            probed = self._fold(replace(exchange, phase=probe, retain=None), client.probe, orders)
             gathered = [
-                {**own, **reply.collected} for own, reply in zip(gathered, found, strict=True)
+                {**gradient, **reply.collected}
+                for gradient, reply in zip(gathered, probed, strict=True)
             ]
         for order in orders:
             for k in order.cohort:
-                self.memos[order.run, k] = retained(self._memo(order.run, k), exchange.retain)
-        return [Reply(order.cohort, own) for order, own in zip(orders, gathered, strict=True)]
+                self.memos[order.run, k] = retained(self.memo(order.run, k), exchange.retain)
+        return [Reply(order.cohort, groups) for order, groups in zip(orders, gathered, strict=True)]

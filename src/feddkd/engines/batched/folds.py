@@ -9,67 +9,73 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from feddkd.engines.batched.lanes import Store, Tape
+from feddkd.engines.batched.lanes import BatchTable, Store
 from feddkd.engines.compile.cuda_graph import copies
 from feddkd.method import Batch, Fold, Phase
 from feddkd.models.functional import Model
 from feddkd.tensors import Groups
 
-AHEAD = 1 << 20  # numbers that are read at once
+READ_AHEAD = 1 << 20  # input numbers that are read at once
 
 
-def take(groups: Groups, lane: int) -> Groups:
-    """One lane of stacked groups."""
+def take_lane(groups: Groups, lane: int) -> Groups:
+    """Return one lane of stacked groups."""
     return {
         group: {name: tensor[lane] for name, tensor in tensors.items()}
         for group, tensors in groups.items()
     }
 
 
-def apart(groups: Groups, lanes: int) -> list[dict[str, dict[str, Tensor]]]:
-    """All lanes of stacked groups, each for itself: one call a tensor, not one a lane."""
-    rows: list[dict[str, dict[str, Tensor]]] = [
-        {group: {} for group in groups} for _ in range(lanes)
-    ]
-    for group, tensors in groups.items():
-        for name, tensor in tensors.items():
-            for row, own in zip(rows, tensor.unbind(), strict=True):
-                row[group][name] = own
-    return rows
-
-
-def part(groups: Groups, start: int, stop: int | None) -> Groups:
-    """Some lanes of stacked groups."""
-    return {
-        group: {name: tensor[start:stop] for name, tensor in tensors.items()}
-        for group, tensors in groups.items()
-    }
-
-
-def join(parts: list[Groups]) -> Groups:
-    """Lanes put back together."""
-    if len(parts) == 1:
-        return parts[0]
-    return {
-        g: {name: torch.cat([p[g][name] for p in parts]) for name in parts[0][g]} for g in parts[0]
-    }
-
-
-def stacked(many: list[Groups]) -> Groups:
-    return {
-        g: {name: torch.stack([one[g][name] for one in many]) for name in many[0][g]}
-        for g in many[0]
-    }
-
-
-def chosen(groups: Groups, lanes: Tensor) -> Groups:
+def take_lanes(groups: Groups, lanes: Tensor) -> Groups:
+    """Return the lanes with these indices."""
     return {
         group: {name: tensor[lanes] for name, tensor in tensors.items()}
         for group, tensors in groups.items()
     }
 
 
+def lane_range(groups: Groups, start: int, stop: int | None) -> Groups:
+    """Return the lanes from `start` to `stop`."""
+    return {
+        group: {name: tensor[start:stop] for name, tensor in tensors.items()}
+        for group, tensors in groups.items()
+    }
+
+
+def split_lanes(groups: Groups, lanes: int) -> list[dict[str, dict[str, Tensor]]]:
+    """Return all lanes of stacked groups one by one, with one call for each tensor."""
+    rows: list[dict[str, dict[str, Tensor]]] = [
+        {group: {} for group in groups} for _ in range(lanes)
+    ]
+    for group, tensors in groups.items():
+        for name, tensor in tensors.items():
+            for row, lane in zip(rows, tensor.unbind(), strict=True):
+                row[group][name] = lane
+    return rows
+
+
+def join_lanes(parts: list[Groups]) -> Groups:
+    """Return the lanes of all parts, one part after the other."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    return {
+        group: {name: torch.cat([part[group][name] for part in parts]) for name in first[group]}
+        for group in first
+    }
+
+
+def stacked(lanes: list[Groups]) -> Groups:
+    """Return single lanes as stacked groups."""
+    first = lanes[0]
+    return {
+        group: {name: torch.stack([lane[group][name] for lane in lanes]) for name in first[group]}
+        for group in first
+    }
+
+
 def lanes_in(groups: Groups) -> int:
+    """Return the number of lanes of stacked groups."""
     return next(len(tensor) for tensors in groups.values() for tensor in tensors.values())
 
 
@@ -77,20 +83,23 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 def shapes(groups: Groups) -> Shapes:
+    """Return the shapes of all tensors."""
     return tuple(tuple(tensor.shape) for tensors in groups.values() for tensor in tensors.values())
 
 
-def grouped(kinds: Sequence[object]) -> list[list[int]]:
-    """Positions of equal kinds, together."""
+def equal_positions(kinds: Sequence[object]) -> list[list[int]]:
+    """Return the positions of each distinct kind."""
     return [
-        [at for at, other in enumerate(kinds) if other == kind] for kind in dict.fromkeys(kinds)
+        [position for position, other in enumerate(kinds) if other == kind]
+        for kind in dict.fromkeys(kinds)
     ]
 
 
 @dataclass(frozen=True)
 class Work:
-    """A fold over a tape: what is sent is the same for all lanes (`shared`), or has a lane axis of
-    its own.
+    """A fold over a table of batches.
+
+    If `shared`, all lanes are sent the same tensors; else `sent` has a lane axis.
     """
 
     model: Model
@@ -99,160 +108,164 @@ class Work:
     client: Fold
     sent: Groups
     shared: bool
-    tape: Tape
+    table: BatchTable
     dtype: torch.dtype
 
     @cached_property
     def shapes(self) -> Shapes:
-        """Of what is sent: a program made for other shapes is another program."""
+        """The shapes of the sent tensors: a program is made for one set of shapes."""
         return shapes(self.sent)
 
     def head(self, lanes: int) -> "Work":
-        """The work of the first lanes alone."""
-        return self if self.shared else replace(self, sent=part(self.sent, 0, lanes))
+        """Return the work of the first lanes."""
+        return self if self.shared else replace(self, sent=lane_range(self.sent, 0, lanes))
 
     def read(self, step: int, lanes: slice | Tensor, width: int) -> Batch:
-        tape = self.tape
-        cut = (
-            tape.indices[step, lanes, :width],
-            tape.share[step, lanes, :width],
-            tape.keys[step, lanes],
-        )
-        return self.store.read(*cut, self.dtype, self.phase.reads.random)
+        """Return the batches of one step, cut to a width."""
+        table = self.table
+        indices, share = table.indices[step, lanes, :width], table.share[step, lanes, :width]
+        return self._read(indices, share, table.keys[step, lanes])
 
-    def read_on(self, span: range, lanes: int, width: int) -> Iterator[Batch]:
-        """The batches of some steps of the first lanes.
+    def read_steps(self, steps: range, lanes: int, width: int) -> Iterator[Batch]:
+        """Yield the batches of some steps of the first lanes.
 
-        Small ones are read many steps at once, which costs little more.
+        Small ones are read for many steps at once, which costs little more.
         """
-        ahead = max(1, AHEAD // (lanes * width * self.store.x[0].numel()))
-        for at in span[::ahead]:
-            rows, tape = slice(at, min(at + ahead, span.stop)), self.tape
-            cut = (
-                tape.indices[rows, :lanes, :width],
-                tape.share[rows, :lanes, :width],
-                tape.keys[rows, :lanes],
-            )
-            indices, share, keys = (tensor.flatten(0, 1) for tensor in cut)
-            read = self.store.read(indices, share, keys, self.dtype, self.phase.reads.random)
-            yield from map(
-                Batch._make,
-                zip(
-                    *(tensor.reshape(-1, lanes, *tensor.shape[1:]) for tensor in read), strict=True
-                ),
-            )
+        table = self.table
+        ahead = max(1, READ_AHEAD // (lanes * width * self.store.x[0].numel()))
+        for start in steps[::ahead]:
+            rows = slice(start, min(start + ahead, steps.stop))
+            indices, share = table.indices[rows, :lanes, :width], table.share[rows, :lanes, :width]
+            keys = table.keys[rows, :lanes]
+            read = self._read(indices.flatten(0, 1), share.flatten(0, 1), keys.flatten(0, 1))
+            by_step = (tensor.reshape(-1, lanes, *tensor.shape[1:]) for tensor in read)
+            yield from map(Batch._make, zip(*by_step, strict=True))
 
-    def one(self, sent: Groups, carry: Groups, batch: Batch) -> Groups:
+    def _read(self, indices: Tensor, share: Tensor, keys: Tensor) -> Batch:
+        return self.store.read(indices, share, keys, self.dtype, self.phase.reads.random)
+
+    def one_step(self, sent: Groups, carry: Groups, batch: Batch) -> Groups:
+        """Return the carry of one lane after a step."""
         return self.client.step(self.model, sent, carry, batch)
 
-    def many(self, sent: Groups, carry: Groups, batch: Batch) -> Groups:
-        return vmap(self.one, (None if self.shared else 0, 0, 0))(sent, carry, batch)
+    def lane_step(self, sent: Groups, carry: Groups, batch: Batch) -> Groups:
+        """Return the carry of all lanes after a step."""
+        return vmap(self.one_step, (None if self.shared else 0, 0, 0))(sent, carry, batch)
 
-    def walk(self, sent: Groups, carry: Groups, batches: Iterable[Batch]) -> Groups:
+    def run(self, sent: Groups, carry: Groups, batches: Iterable[Batch]) -> Groups:
+        """Return the carry of all lanes after one step for each batch."""
         for batch in batches:
-            carry = self.many(sent, carry, batch)
+            carry = self.lane_step(sent, carry, batch)
         return carry
 
-    def plateaus(self, padded: bool = False) -> Iterator[tuple[int, int | None, range]]:
-        """Yield (lanes at work, width of their batches, steps for which it is those).
+    def equal_spans(self, padded: bool = False) -> Iterator[tuple[int, int | None, range]]:
+        """Yield (active lanes, width of their batches, the steps in which these stay the same).
 
-        Width None: batches of different sizes in one step, and a network that couples examples
-        (batch norm does), which would feel padding. Padded: where it does not, all batches are of
-        one width, so that a partial one is no new shape.
+        The width is None if the batches of a step have different sizes and the network couples
+        examples (as batch norm does), so that padding would change its results. If `padded`, a
+        network that does not couple them gets all batches in one width: a smaller batch is then no
+        new shape.
         """
 
         def kind(step: int) -> tuple[int, int | None]:
-            sizes = self.tape.sizes[step, : self.tape.active[step]]
+            sizes = self.table.sizes[step, : self.table.active[step]]
             if not self.model.couples:
-                return len(sizes), self.tape.indices.shape[2] if padded else int(sizes.max())
+                return len(sizes), self.table.indices.shape[2] if padded else int(sizes.max())
             return len(sizes), int(sizes[0]) if (sizes == sizes[0]).all() else None
 
-        for (active, width), steps in groupby(range(len(self.tape.active)), key=kind):
-            at = list(steps)
-            yield active, width, range(at[0], at[-1] + 1)
+        for (active, width), group in groupby(range(len(self.table.active)), key=kind):
+            steps = list(group)
+            yield active, width, range(steps[0], steps[-1] + 1)
 
 
 # (sent, carry, batches of equal size) -> carry, over lanes
-Walk = Callable[[Groups, Groups, Iterable[Batch]], Groups]
-# (work, carry, width, lanes at work, steps) -> carry, perhaps in places that the next call writes
-# to
-Stretch = Callable[[Work, Groups, int | None, int, range], Groups]
+RunLanes = Callable[[Groups, Groups, Iterable[Batch]], Groups]
+# (work, carry, width, active lanes, steps) -> carry, perhaps in tensors that the next call
+# overwrites
+RunSpan = Callable[[Work, Groups, int | None, int, range], Groups]
 
 
 def run_vmap(
-    work: Work, carry: Groups, steps: int | None = None, by: Callable[[Work], Walk] | None = None
+    work: Work,
+    carry: Groups,
+    steps: int | None = None,
+    program: Callable[[Work], RunLanes] | None = None,
 ) -> Groups:
-    """Step by step over all lanes at work, so many steps or all of them.
+    """Run step by step over all active lanes: some first steps, or all of them.
 
-    `by` makes programs for the shapes that they meet.
+    `program` returns a program for the shapes of a work; without it the steps run untraced.
     """
 
-    def stretch(here: Work, carry: Groups, width: int | None, active: int, span: range) -> Groups:
-        walk = here.walk if by is None else by(here)
+    def run_span(work: Work, carry: Groups, width: int | None, active: int, span: range) -> Groups:
+        run = work.run if program is None else program(work)
         if width is None:
-            return advance(here, carry, active, span, walk)
-        return walk(here.sent, carry, here.read_on(span, lanes_in(carry), width))
+            return run_unequal(work, carry, active, span, run)
+        return run(work.sent, carry, work.read_steps(span, lanes_in(carry), width))
 
-    return run_plateaus(work, carry, steps, stretch, padded=by is not None)
+    return run_spans(work, carry, steps, run_span, padded=program is not None)
 
 
-def run_plateaus(
+def run_spans(
     work: Work,
     carry: Groups,
     steps: int | None,
-    stretch: Stretch,
+    run_span: RunSpan,
     padded: bool,
-    places: Callable[[int], int] | None = None,
+    program_lanes: Callable[[int], int] | None = None,
 ) -> Groups:
-    """Plateau after plateau; finished lanes leave. Where a program for another number of lanes is
-    dear, `places` says how many a program for so many at work should have: lanes that have finished
-    go idly on in what is left over, their results put away.
+    """Run one span of equal steps after another, and drop lanes that have finished.
+
+    Where it takes long to make a program for another number of lanes, `program_lanes` returns the
+    lanes of the program that serves a number of active lanes. The remaining lanes of a program are
+    lanes that have finished; they compute on, and those results are not used.
     """
     finished, left = [], lanes_in(carry)
-    for active, width, span in work.plateaus(padded):
+    for active, width, span in work.equal_spans(padded):
         if active < left:
-            # where they lie a recorded step goes on writing
-            finished.append(copies(part(carry, active, left)))
+            # copies: a recorded step continues to write to these tensors
+            finished.append(copies(lane_range(carry, active, left)))
             left = active
-        room = places(active) if places else active
-        carry = carry if room >= lanes_in(carry) else part(carry, 0, room)
-        carry = stretch(work.head(lanes_in(carry)), carry, width, active, span[:steps])
+        lanes = program_lanes(active) if program_lanes else active
+        carry = carry if lanes >= lanes_in(carry) else lane_range(carry, 0, lanes)
+        carry = run_span(work.head(lanes_in(carry)), carry, width, active, span[:steps])
         steps = None if steps is None else steps - len(span)
         if steps is not None and steps <= 0:
             break
-    finished.append(copies(part(carry, 0, left)))
-    return join(finished[::-1])
+    finished.append(copies(lane_range(carry, 0, left)))
+    return join_lanes(finished[::-1])
 
 
-def advance(work: Work, carry: Groups, active: int, span: range, walk: Walk) -> Groups:
-    """Steps in which lanes with batches of different sizes must go separately."""
-    for step in span:
-        moved, idle = _advance(work, carry, active, step, walk), part(carry, active, None)
-        carry = join([moved, idle]) if lanes_in(idle) else moved
+def run_unequal(work: Work, carry: Groups, active: int, steps: range, run: RunLanes) -> Groups:
+    """Run steps in which the lanes have batches of different sizes: each size separately."""
+    for step in steps:
+        moved = _unequal_step(work, carry, active, step, run)
+        idle = lane_range(carry, active, None)
+        carry = join_lanes([moved, idle]) if lanes_in(idle) else moved
     return carry
 
 
-def _advance(work: Work, carry: Groups, active: int, step: int, walk: Walk) -> Groups:
-    sizes = work.tape.sizes[step, :active]
-    moved: list[Groups | None] = [None] * active
+def _unequal_step(work: Work, carry: Groups, active: int, step: int, run: RunLanes) -> Groups:
+    sizes = work.table.sizes[step, :active]
+    moved: dict[int, Groups] = {}
     for size in sorted(set(sizes.tolist())):
-        which = [lane for lane in range(active) if sizes[lane] == size]
-        index = torch.tensor(which, device=work.tape.indices.device)
-        sent = work.sent if work.shared else chosen(work.sent, index)
-        after = walk(sent, chosen(carry, index), [work.read(step, index, size)])
-        for at, lane in enumerate(which):
-            moved[lane] = take(after, at)
-    return stacked([lane for lane in moved if lane is not None])
+        lanes = [lane for lane in range(active) if sizes[lane] == size]
+        index = torch.tensor(lanes, device=work.table.indices.device)
+        sent = work.sent if work.shared else take_lanes(work.sent, index)
+        after = run(sent, take_lanes(carry, index), [work.read(step, index, size)])
+        moved |= {lane: take_lane(after, row) for row, lane in enumerate(lanes)}
+    return stacked([moved[lane] for lane in range(active)])
 
 
 def run_loop(work: Work, carry: Groups, steps: int | None = None) -> Groups:
-    """Lane after lane, each through all its batches."""
+    """Run lane after lane, each through all its batches."""
     done = []
     for lane in range(lanes_in(carry)):
-        own, sent = take(carry, lane), work.sent if work.shared else take(work.sent, lane)
-        sizes = work.tape.sizes[:, lane]
+        sent = work.sent if work.shared else take_lane(work.sent, lane)
+        lane_carry = take_lane(carry, lane)
+        sizes = work.table.sizes[:, lane]
         for step in range(int((sizes > 0).sum()))[:steps]:
             batch = work.read(step, slice(lane, lane + 1), int(sizes[step]))
-            own = work.one(sent, own, Batch(*(tensor[0] for tensor in batch)))
-        done.append(own)
+            one = Batch(*(tensor[0] for tensor in batch))
+            lane_carry = work.one_step(sent, lane_carry, one)
+        done.append(lane_carry)
     return stacked(done)

@@ -1,5 +1,7 @@
-"""Gradients at shared weights, of several runs at once: one backward pass of the mean of the
-clients' losses, after one pass in which all teachers answer for all steps of the round.
+"""Gradients at shared weights, for several runs at once.
+
+One backward pass takes the gradient of the mean of the clients' losses. Before it, one forward pass
+computes the targets of all teachers for all steps of the round.
 """
 
 import logging
@@ -12,13 +14,19 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from feddkd.engines.batched.distil_batches import Course, Memo, draw_up
-from feddkd.engines.batched.distil_programs import Programme, RecordedCourse, looped, programme
-from feddkd.engines.batched.folds import Shapes, shapes, stacked, take
+from feddkd.engines.batched.distil_batches import DistilRound, MemoOf, distil_rounds
+from feddkd.engines.batched.distil_programs import (
+    DistilFunctions,
+    RecordedRound,
+    distil_functions,
+    looped,
+)
+from feddkd.engines.batched.folds import Shapes, shapes, stacked, take_lane
 from feddkd.engines.batched.lanes import Store
 from feddkd.engines.batched.memory import ran_out
-from feddkd.engines.batched.strategies import WAYS, Chooser
-from feddkd.engines.client import gather
+from feddkd.engines.batched.strategies import GRAPHS, StrategyChooser
+from feddkd.engines.client import example_counts, gather
+from feddkd.engines.compile.cuda_folds import GraphOptions
 from feddkd.engines.compile.simplify import trimmed
 from feddkd.engines.compile.trace import compiled
 from feddkd.engines.interface import Order
@@ -27,13 +35,13 @@ from feddkd.models.functional import Model
 from feddkd.tensors import Groups, Tensors
 
 log = logging.getLogger(__name__)
-# courses of different shapes that are kept recorded; more would be many shapes that seldom come
-# again
-DESKS = 8
+# Recordings are kept for this many rounds of different shapes. Where there are more shapes, each of
+# them comes too seldom.
+RECORDED_ROUNDS = 8
 
 
-class Kind(NamedTuple):
-    """What a programme was made for."""
+class ProgramKey(NamedTuple):
+    """The strategy, client half and shapes that a program was made for."""
 
     strategy: str
     client: Gradient
@@ -42,37 +50,43 @@ class Kind(NamedTuple):
 
 
 class Gradients:
-    """Answers exchanges whose clients differentiate at shared weights, run by run as many at once
-    as have equal shapes.
+    """Answers exchanges whose clients differentiate at shared weights.
+
+    Runs of equal shapes are computed together.
     """
 
-    def __init__(self, model: Model, store: Store, dtype: torch.dtype, chooser: Chooser) -> None:
+    def __init__(
+        self, model: Model, store: Store, dtype: torch.dtype, chooser: StrategyChooser
+    ) -> None:
         self.model, self.store, self.dtype, self.chooser = model, store, dtype, chooser
         self.most = 1 << 30  # runs at once
-        self._begun: object = None  # which orders the courses are for
-        self._courses: list[Course] = []
-        # the teachers' answers, where they are not at a desk
-        self._said: dict[object, list[Tensor]] = {}
-        self._desks: dict[Kind, RecordedCourse] = {}
-        self._traces: dict[Kind, Programme] = {}
+        self._begun: object = None  # the client half and cohorts that the rounds are for
+        self._rounds: list[DistilRound] = []
+        # the targets of strategies that record nothing
+        self._targets: dict[object, list[Tensor]] = {}
+        self._recorded: dict[ProgramKey, RecordedRound] = {}
+        self._traced: dict[ProgramKey, DistilFunctions] = {}
 
     def clear(self) -> None:
-        self._forget()
-        self._desks.clear()
-        self._traces.clear()
+        self._forget_rounds()
+        self._recorded.clear()
+        self._traced.clear()
 
-    def _forget(self) -> None:
-        self._begun, self._courses = None, []
-        self._said.clear()
-        for desk in self._desks.values():
-            desk.course = None  # its own places keep all that is needed
+    def _forget_rounds(self) -> None:
+        self._begun, self._rounds = None, []
+        self._forget_targets()
+
+    def _forget_targets(self) -> None:
+        self._targets.clear()
+        for recorded in self._recorded.values():
+            recorded.round = None
 
     def __call__(
-        self, exchange: Exchange, client: Gradient, orders: Sequence[Order], memo: Memo
+        self, exchange: Exchange, client: Gradient, orders: Sequence[Order], memo_of: MemoOf
     ) -> list[Groups]:
-        """What each order gathers."""
+        """Return the gathered uploads for each order; fewer runs at once if memory runs out."""
         try:
-            return self._gather(exchange, client, orders, memo)
+            return self._gather(exchange, client, orders, memo_of)
         except RuntimeError as error:
             if min(self.most, len(orders)) == 1 or not ran_out(error):
                 raise
@@ -81,143 +95,133 @@ class Gradients:
         self.chooser.close()
         torch.cuda.empty_cache()
         log.warning(
-            "%s: %d runs do not fit in memory; going on with %d at once",
+            "%s: %d runs do not fit in memory; continuing with %d at once",
             exchange.phase.name,
             len(orders),
             self.most,
         )
-        return self(exchange, client, orders, memo)
+        return self(exchange, client, orders, memo_of)
 
     def _gather(
-        self, exchange: Exchange, client: Gradient, orders: Sequence[Order], memo: Memo
+        self, exchange: Exchange, client: Gradient, orders: Sequence[Order], memo_of: MemoOf
     ) -> list[Groups]:
         now = client, exchange.index, [(order.run, order.cohort) for order in orders]
-        # somebody may have fallen silent since the first step
+        # a client may have stopped answering since the first step
         if exchange.step == 1 or now != self._begun:
-            self._forget()
-            self._courses = draw_up(
-                exchange, orders, self.store, memo, self.dtype, self.model.couples, self.most
+            self._forget_rounds()
+            self._rounds = distil_rounds(
+                exchange, orders, self.store, memo_of, self.dtype, self.model.couples, self.most
             )
             self._begun = now
-        found: dict[int, Groups] = {}
-        for course in self._courses:
-            slopes = self._slopes(
-                exchange, client, course, [orders[at].sent for at in course.orders]
-            )
-            for run, at in enumerate(course.orders):
-                own = [take({"gradient": slope}, run) for slope in slopes]
-                found[at] = (
-                    own[0]
-                    if _is_mean(exchange)
-                    else self._every(exchange, course, orders[at], run, own)
-                )
+        gathered: dict[int, Groups] = {}
+        for round in self._rounds:
+            sents = [orders[number].sent for number in round.orders]
+            gradients = self._gradients(exchange, client, round, sents)
+            for run, number in enumerate(round.orders):
+                of_run = [take_lane({"gradient": gradient}, run) for gradient in gradients]
+                if _is_mean(exchange):
+                    gathered[number] = of_run[0]
+                else:
+                    gathered[number] = self._every(exchange, round, orders[number], run, of_run)
         if exchange.step == exchange.steps:
-            self._forget()
-        return [found[at] for at in range(len(orders))]
+            self._forget_rounds()
+        return [gathered[number] for number in range(len(orders))]
 
     def _every(
-        self, exchange: Exchange, course: Course, order: Order, run: int, slopes: list[Groups]
+        self, exchange: Exchange, round: DistilRound, order: Order, run: int, blocks: list[Groups]
     ) -> Groups:
-        """Every client's own, in the order of the cohort, gathered as the phase says."""
-        places = [
-            (position, slope, at)
-            for slope, runs in zip(slopes, course.clients, strict=True)
-            for at, position in enumerate(runs[run])
-        ]
-        own = [take(slope, at) for _, slope, at in sorted(places, key=lambda place: place[0])]
-        federation, source = self.store.federations[order.run], exchange.phase.reads.source
-        examples = [len(federation.indices(source, client)) for client in order.cohort]
-        slopes_only = replace(
-            exchange.phase, collect={"gradient": exchange.phase.collect["gradient"]}, every={}
-        )
-        return gather(slopes_only, stacked(own), examples)
+        """Return the clients' gradients, in cohort order, gathered by the phase's rule."""
+        by_position = {
+            position: take_lane(block, row)
+            for block, runs in zip(blocks, round.clients, strict=True)
+            for row, position in enumerate(runs[run])
+        }
+        uploads = [by_position[position] for position in sorted(by_position)]
+        phase = exchange.phase
+        only_gradient = replace(phase, collect={"gradient": phase.collect["gradient"]}, every={})
+        examples = example_counts(self.store.federations[order.run], phase, order.cohort)
+        return gather(only_gradient, stacked(uploads), examples)
 
-    def _slopes(
-        self, exchange: Exchange, client: Gradient, course: Course, sents: Sequence[Groups]
+    def _gradients(
+        self, exchange: Exchange, client: Gradient, round: DistilRound, sents: Sequence[Groups]
     ) -> list[Tensors]:
-        def round_by(name: str, _: int) -> None:
-            self._said.clear()
-            for desk in self._desks.values():
-                desk.course = None  # so that teaching counts
-            for step in range(exchange.steps):
-                self._by(name, exchange, client, course, sents, step)
+        def run_step(name: str, step: int) -> list[Tensors]:
+            return self._run_step(name, exchange, client, round, sents, step)
 
-        runs, clients, size = course.lessons[-1].batches.y.shape[1:]
+        def trial(name: str, _: int) -> None:
+            self._forget_targets()  # so that the time for the targets counts
+            for step in range(exchange.steps):
+                run_step(name, step)
+
+        runs, clients, size = round.blocks[-1].batches.y.shape[1:]
         kind = f"{exchange.phase.name}, {runs} x {clients} clients of {size}"
         names = () if kind in self.chooser.chosen else self._names(runs)
-        name = self.chooser.pick(kind, names, round_by, per=exchange.steps)
-        self._desks = {
-            key: desk
-            for key, desk in self._desks.items()
-            if key.strategy in self.chooser.chosen.values()
-        }
-        return self.chooser.by(
-            kind,
-            name,
-            lambda name: self._by(name, exchange, client, course, sents, exchange.step - 1),
-        )
+        name = self.chooser.choose(kind, names, trial, steps_per_trial=exchange.steps)
+        chosen = self.chooser.chosen.values()
+        self._recorded = {k: each for k, each in self._recorded.items() if k.strategy in chosen}
+        return self.chooser.run_or_loop(kind, name, lambda name: run_step(name, exchange.step - 1))
 
     def _names(self, runs: int) -> list[str]:
-        """Worth a trial: one run alone has no streams of its own, and what did not pay to compile
-        elsewhere will not here.
-        """
-        ways = {name: WAYS[name] for name in self.chooser.known if name in WAYS}
-        idle = {
-            name
-            for name, way in ways.items()
-            if not way.suits(self.model, self.chooser.fuses) or (runs == 1 and way.streams)
-        }
-        return [name for name in self.chooser.known if name not in idle]
+        """Return the strategies worth a trial.
 
-    def _by(
+        Streams need several runs. Compiling is tried only if it was faster elsewhere.
+        """
+        names = []
+        for name in self.chooser.names:
+            graph = GRAPHS.get(name, GraphOptions())
+            if graph.suits(self.model, self.chooser.compiles) and (runs > 1 or not graph.streams):
+                names.append(name)
+        return names
+
+    def _run_step(
         self,
         name: str,
         exchange: Exchange,
         client: Gradient,
-        course: Course,
+        round: DistilRound,
         sents: Sequence[Groups],
         step: int,
     ) -> list[Tensors]:
-        key = Kind(name, client, _is_mean(exchange), course.shapes + tuple(map(shapes, sents)))
-        if name in WAYS:
-            return self._desk(key, course, sents).slopes(course, sents, step)
+        key = ProgramKey(name, client, _is_mean(exchange), round.shapes + tuple(map(shapes, sents)))
+        if name in GRAPHS:
+            return self._recorded_round(key, round, sents).gradients(round, sents, step)
         sent, number = stacked(list(sents)), torch.full((1,), step, device=self.store.x.device)
-        plan = self._traces.get(key) or self._programme(key, len(sents))
-        if key not in self._traces and name == "traced":
-            teach = trimmed(plan.teach, course.lessons)
-            said = teach(course.lessons)
-            plan = self._traces[key] = Programme(
-                teach, trimmed(plan.slopes, sent, course.lessons, said, number)
-            )
-        turn = name, id(course)
-        if turn not in self._said:
-            self._said[turn] = plan.teach(course.lessons)
-        return plan.slopes(sent, course.lessons, self._said[turn], number)
+        functions = self._traced.get(key) or self._functions(key, len(sents))
+        if key not in self._traced and name == "traced":
+            traced_targets = trimmed(functions.targets, round.blocks)
+            inputs = sent, round.blocks, traced_targets(round.blocks), number
+            functions = DistilFunctions(traced_targets, trimmed(functions.gradients, *inputs))
+            self._traced[key] = functions
+        targets_key = name, id(round)
+        if targets_key not in self._targets:
+            self._targets[targets_key] = functions.targets(round.blocks)
+        return functions.gradients(sent, round.blocks, self._targets[targets_key], number)
 
-    def _desk(self, key: Kind, course: Course, sents: Sequence[Groups]) -> RecordedCourse:
-        desk = self._desks.pop(key, None)
-        if desk is None:
-            way = WAYS[key.strategy]
-            fuse = partial(compiled, kernels=way.kernels) if way.compiled else None
-            desk = RecordedCourse(
-                course, sents, self._programme(key, len(sents)), fuse, self.chooser.recordings.pool
-            )
-        self._desks[key] = desk  # at the end: the one longest unused is first
-        if len(self._desks) > DESKS:
-            del self._desks[next(iter(self._desks))]
-        return desk
+    def _recorded_round(
+        self, key: ProgramKey, round: DistilRound, sents: Sequence[Groups]
+    ) -> RecordedRound:
+        recorded = self._recorded.pop(key, None)
+        if recorded is None:
+            graph = GRAPHS[key.strategy]
+            fuse = partial(compiled, kernels=graph.kernels) if graph.compiled else None
+            functions, pool = self._functions(key, len(sents)), self.chooser.recordings.pool
+            recorded = RecordedRound(round, sents, functions, fuse, pool)
+        self._recorded[key] = recorded  # at the end: the first one has been unused for longest
+        if len(self._recorded) > RECORDED_ROUNDS:
+            del self._recorded[next(iter(self._recorded))]
+        return recorded
 
-    def _programme(self, key: Kind, runs: int) -> Programme:
+    def _functions(self, key: ProgramKey, runs: int) -> DistilFunctions:
         name = key.strategy
-        by_streams = name in WAYS and WAYS[name].streams
+        by_streams = name in GRAPHS and GRAPHS[name].streams
         over_runs = looped if runs == 1 or by_streams or name == "loop" else vmap
-        return programme(
-            self.model, key.client, key.mean, over_runs, looped if name == "loop" else vmap
-        )
+        over_clients = looped if name == "loop" else vmap
+        return distil_functions(self.model, key.client, key.mean, over_runs, over_clients)
 
 
 def _is_mean(exchange: Exchange) -> bool:
-    """Whether one pass will do: the mean of the gradients is the gradient of the mean of the
-    losses.
+    """Return whether one backward pass is enough.
+
+    It is for a mean: the mean of the gradients is the gradient of the mean of the losses.
     """
     return exchange.phase.collect["gradient"] is not Collect.EVERY

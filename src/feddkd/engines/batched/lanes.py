@@ -1,5 +1,6 @@
-"""A cohort's work as lanes: one lane a client of a run, those with most batches first, so that
-those at work are always a prefix.
+"""The work of a cohort as lanes: one lane for each client of each run.
+
+Lanes with most batches come first, so that the active lanes are always the first ones.
 """
 
 from collections.abc import Sequence
@@ -19,22 +20,25 @@ from feddkd.engines.interface import Order
 from feddkd.method import Batch
 from feddkd.randomness import Key, many_step_keys
 
-WIDTH = {torch.float32: np.float32, torch.float64: np.float64}
+NUMPY_TYPES = {torch.float32: np.float32, torch.float64: np.float64}
 
 
 class Lane(NamedTuple):
-    """One client's reading list in one exchange."""
+    """The batches that one client reads in one exchange."""
 
-    order: int  # which of the exchange's orders it belongs to
+    order: int  # the number of its order in the exchange
     client: int
-    line: Indices  # positions in the common store, batch after batch
+    indices: Indices  # of its examples in the store, batch after batch
     sizes: list[int]  # of the batches
     keys: Indices  # one number for each batch
 
 
 @dataclass(frozen=True)
 class Store:
-    """The examples of all runs on the device, each set once; `offset` says where a run's begin."""
+    """The examples of all runs on the device, each dataset once.
+
+    `offset` holds the position where the examples of a run begin.
+    """
 
     x: Tensor
     y: Tensor
@@ -47,66 +51,57 @@ class Store:
 
     @classmethod
     def of(cls, federations: Sequence[Federation]) -> "Store":
-        """Runs that read the same tensors share them."""
-        starts: dict[int, int] = {}
-        kept: list[Federation] = []
+        """Return a store in which runs that read the same tensors share them."""
+        starts: dict[int, int] = {}  # address of a dataset -> its start in the store
+        distinct: list[Federation] = []
         offset, end = {}, 0
         for run, federation in enumerate(federations):
-            place = federation.x.data_ptr()
-            if place not in starts:
-                starts[place], end = end, end + len(federation.y)
-                kept.append(federation)
-            offset[run] = starts[place]
-        x, y = (
-            ((f.x for f in kept), (f.y for f in kept))
-            if len(kept) > 1
-            else ((kept[0].x,), (kept[0].y,))
-        )
-        return cls(_joined(list(x)), _joined(list(y)), offset, federations)
+            address = federation.x.data_ptr()
+            if address not in starts:
+                starts[address], end = end, end + len(federation.y)
+                distinct.append(federation)
+            offset[run] = starts[address]
+        x, y = ([f.x for f in distinct], [f.y for f in distinct])
+        return cls(_joined(x), _joined(y), offset, federations)
 
-    def lay_out(self, reads: Reads, orders: Sequence[Order]) -> list[Lane]:
-        """All lanes of an exchange, longest first."""
-        asked = [
-            (number, client, (*order.key, client))
-            for number, order in enumerate(orders)
-            for client in order.cohort
+    def lanes_of(self, reads: Reads, orders: Sequence[Order]) -> list[Lane]:
+        """Return all lanes of an exchange, those with most batches first."""
+        clients = [
+            (number, client) for number, order in enumerate(orders) for client in order.cohort
         ]
-        lists = [
-            self._reading_list(reads, orders[number].run, client, key)
-            for number, client, key in asked
+        paths = [(*orders[number].key, client) for number, client in clients]
+        drawn = [
+            self._batches(reads, orders[number].run, client, key)
+            for (number, client), key in zip(clients, paths, strict=True)
         ]
-        keys = many_step_keys(
-            [key for *_, key in asked], max((len(sizes) for _, sizes in lists), default=0)
-        )
-        together = zip(asked, lists, keys, strict=True)
+        keys = many_step_keys(paths, max((len(sizes) for _, sizes in drawn), default=0))
         lanes = [
-            Lane(number, client, line, sizes, own[: len(sizes)])
-            for (number, client, _), (line, sizes), own in together
+            Lane(number, client, indices, sizes, row[: len(sizes)])
+            for (number, client), (indices, sizes), row in zip(clients, drawn, keys, strict=True)
         ]
         return sorted(lanes, key=lambda lane: -len(lane.sizes))
 
-    def _reading_list(
-        self, reads: Reads, run: int, client: int, key: Key
-    ) -> tuple[Indices, list[int]]:
-        own, start = self.federations[run].indices(reads.source, client), self.offset[run]
-        line, sizes = line_up(reads, len(own), key)
-        return own[line] + start if start else own[line], sizes
+    def _batches(self, reads: Reads, run: int, client: int, key: Key) -> tuple[Indices, list[int]]:
+        """Return (indices in the store, sizes of the batches) for one client."""
+        indices, start = self.federations[run].indices(reads.source, client), self.offset[run]
+        positions, sizes = line_up(reads, len(indices), key)
+        return indices[positions] + start if start else indices[positions], sizes
 
     def read(
         self, indices: Tensor, share: Tensor, keys: Tensor, dtype: torch.dtype, random: bool
     ) -> Batch:
-        """The batches of several lanes at once, as the network sees them: (lanes, batch, ...)."""
+        """Return the batches of several lanes as the network sees them: (lanes, batch, ...)."""
         # index_select: on a CPU many times as fast as x[indices]
         x, y = (
             tensor.index_select(0, indices.flatten()).reshape(*indices.shape, *tensor.shape[1:])
             for tensor in (self.x, self.y)
         )
         if random and self.transform.random:
-            seen = vmap(lambda images, key: self.transform(images, dtype, key))(x, keys)
+            images = vmap(lambda images, key: self.transform(images, dtype, key))(x, keys)
         else:
             flat = self.transform(x.flatten(0, 1), dtype)
-            seen = flat.reshape(*indices.shape, *flat.shape[1:])
-        return Batch(seen, y, share, keys)
+            images = flat.reshape(*indices.shape, *flat.shape[1:])
+        return Batch(images, y, share, keys)
 
 
 def _joined(tensors: list[Tensor]) -> Tensor:
@@ -114,9 +109,10 @@ def _joined(tensors: list[Tensor]) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Tape:
-    """The reading lists of some lanes, on the device: (steps, lanes, width). A short batch ends in
-    places of share 0.
+class BatchTable:
+    """The batches of some lanes, on the device: (steps, lanes, width).
+
+    A batch smaller than the width ends in entries of share 0.
     """
 
     indices: Tensor
@@ -126,21 +122,24 @@ class Tape:
 
     @cached_property
     def active(self) -> list[int]:
-        """Step -> how many lanes are still at work."""
+        """The number of active lanes in each step."""
         return [int(count) for count in (self.sizes > 0).sum(1)]
 
     @classmethod
-    def of(cls, lanes: Sequence[Lane], dtype: torch.dtype, device: torch.device) -> "Tape":
-        """Written on the host, copied over at once."""
+    def of(cls, lanes: Sequence[Lane], dtype: torch.dtype, device: torch.device) -> "BatchTable":
+        """Return the table of some lanes, made on the host and copied in one piece."""
         sizes = np.zeros((len(lanes), len(lanes[0].sizes)), np.int64)
         keys = np.zeros(sizes.shape, np.int64)
-        for at, lane in enumerate(lanes):
-            sizes[at, : len(lane.sizes)], keys[at, : len(lane.sizes)] = lane.sizes, lane.keys
+        for row, lane in enumerate(lanes):
+            sizes[row, : len(lane.sizes)], keys[row, : len(lane.sizes)] = lane.sizes, lane.keys
         filled = np.arange(sizes.max()) < sizes[..., None]
         indices = np.zeros(filled.shape, np.int64)
-        indices[filled] = np.concatenate([lane.line for lane in lanes])
-        share = filled * (1 / np.maximum(sizes, 1)).astype(WIDTH[dtype])[..., None]
-        # not waited for: the device may still be at work on what came before
-        by_step = (np.ascontiguousarray(each.swapaxes(0, 1)) for each in (indices, share, keys))
-        there = [torch.from_numpy(each).to(device, non_blocking=True) for each in by_step]
-        return cls(there[0], there[1], there[2], sizes.T)
+        indices[filled] = np.concatenate([lane.indices for lane in lanes])
+        share = filled * (1 / np.maximum(sizes, 1)).astype(NUMPY_TYPES[dtype])[..., None]
+
+        def by_step(array: "np.typing.NDArray[np.generic]") -> Tensor:
+            # non_blocking: the device may still compute what came before
+            host = torch.from_numpy(np.ascontiguousarray(array.swapaxes(0, 1)))
+            return host.to(device, non_blocking=True)
+
+        return cls(by_step(indices), by_step(share), by_step(keys), sizes.T)

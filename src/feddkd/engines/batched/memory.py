@@ -1,6 +1,6 @@
-"""How many lanes go at once:
+"""The number of lanes that are computed at once.
 
-planned from what one takes and what is free, before the first of them starts.
+It is planned from the memory that a lane takes and the free memory, before the first lane starts.
 """
 
 import logging
@@ -18,16 +18,17 @@ from feddkd.engines.batched.folds import Work, run_loop, run_vmap
 from feddkd.tensors import Groups, bytes_of
 
 log = logging.getLogger(__name__)
-# of the free memory: the rest is for what other strategies need beyond the plain step, and for
-# other programs
+# The usable part of the free memory: the rest is for strategies that need more than the plain step,
+# and for other programs.
 USABLE = 0.7
-# of a lane's carry besides the step: at the start, in a recording, as upload and as memo
+# Copies of a lane's carry besides the step: at the start, in a recording, as upload and as memo.
 COPIES = 4
-FEW = 4  # lanes in a trial
+TRIAL_LANES = 4
+Start = Callable[[int], tuple[Work, Groups]]  # number of lanes -> (their work, their carry)
 
 
 class Planner:
-    """Lanes per chunk for each kind of work; `limit` in bytes stands in for the free memory."""
+    """Lanes at once for each kind of work; `limit` in bytes replaces the free memory."""
 
     def __init__(self, device: torch.device, limit: int | None = None) -> None:
         self.device, self.limit = device, limit
@@ -35,68 +36,60 @@ class Planner:
         self._costs: dict[object, float] = {}
         self.most: dict[str, int] = {}  # kind of work -> lanes at once
 
-    def lanes(
-        self, kind: str, count: int, start: Callable[[int], tuple[Work, Groups]], trains: bool
-    ) -> int:
-        """At once, in chunks as equal as can be. `start` begins the work of the first so many."""
+    def lanes(self, kind: str, count: int, start: Start, trains: bool) -> int:
+        """Return the lanes at once, in chunks of nearly equal size.
+
+        `start` begins the work of the first lanes.
+        """
         key = f"{kind}: {count} lanes"
         if key not in self.most:
             free = self.limit if self.limit is not None else free_memory(self.device)
-            cost = self._cost(kind, count, free, start)
-            self.most[key] = (
-                count if free is None else max(1, min(count, int(USABLE * free / cost)))
-            )
-            fits = self.most[key] == count
-            self._tell(
-                key, count, cost, free, logging.INFO if trains or not fits else logging.DEBUG
-            )
+            cost = self._cost(count, free, start)
+            most = count if free is None else max(1, min(count, int(USABLE * free / cost)))
+            self.most[key] = most
+            level = logging.INFO if trains or most < count else logging.DEBUG
+            self._log_plan(key, count, cost, free, level)
         return evenly(count, self.most[key])
 
     def halve(self, kind: str, count: int, lanes: int) -> int:
-        """The last resort, where the plan did not hold."""
+        """Return half of the lanes, after memory ran out in spite of the plan."""
         key, most = f"{kind}: {count} lanes", (lanes + 1) // 2
         self.most[key] = most
         self.plans[key] = f"{key} in chunks of {most} ({lanes} did not fit)"
         log.warning(
-            "%s: %d lanes do not fit in memory; going on with %d at once", kind, lanes, most
+            "%s: %d lanes do not fit in memory; continuing with %d at once", kind, lanes, most
         )
         return most
 
-    def _cost(
-        self, kind: str, count: int, free: int | None, start: Callable[[int], tuple[Work, Groups]]
-    ) -> float:
-        """Bytes a lane.
+    def _cost(self, count: int, free: int | None, start: Start) -> float:
+        """Return the bytes that a lane takes.
 
-        All that a step ever allocates is an upper estimate, and mostly enough to know; else a step
-        is tried.
+        The sum of all that a step allocates is an upper bound. Only if the lanes would not fit by
+        this bound, a step is tried on a GPU.
         """
         work, carry = start(1)
-        key = work.client, work.tape.indices.shape[2], work.dtype
+        key = work.client, work.table.indices.shape[2], work.dtype
         if key not in self._costs:
-            with Tally() as tally:
+            copies = COPIES * bytes_of(carry)
+            with ByteCounter() as counter:
                 run_loop(work, carry, 1)
-            self._costs[key] = tally.bytes + COPIES * bytes_of(carry)
-            if (
-                self.device.type == "cuda"
-                and free is not None
-                and count * self._costs[key] > USABLE * free
-            ):
-                self._costs[key] = min(
-                    self._costs[key],
-                    _tried(*start(min(FEW, count)), self.device) + COPIES * bytes_of(carry),
-                )
+            cost: float = counter.bytes + copies
+            if self.device.type == "cuda" and free is not None and count * cost > USABLE * free:
+                tried = _peak_of_trial(*start(min(TRIAL_LANES, count)), self.device)
+                cost = min(cost, tried + copies)
+            self._costs[key] = cost
         return self._costs[key]
 
-    def _tell(self, key: str, count: int, cost: float, free: int | None, level: int) -> None:
+    def _log_plan(self, key: str, count: int, cost: float, free: int | None, level: int) -> None:
         size = evenly(count, self.most[key])
         chunks = -(-count // size)
         how = "at once" if chunks == 1 else f"in {chunks} chunks of {size}"
-        room = "free memory unknown" if free is None else f"{in_words(free)} free"
-        self.plans[key] = f"{key} {how} (a lane takes {in_words(cost)}, {room})"
+        memory = "free memory unknown" if free is None else f"{in_words(free)} free"
+        self.plans[key] = f"{key} {how} (a lane takes {in_words(cost)}, {memory})"
         log.log(level, "%s", self.plans[key])
 
 
-class Tally(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class ByteCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of every tensor that is made, whether it is kept or not."""
 
     def __init__(self) -> None:
@@ -106,49 +99,44 @@ class Tally(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if not getattr(func, "is_view", False):
-            self.bytes += sum(
-                t.numel() * t.element_size() for t in tree_leaves(result) if isinstance(t, Tensor)
-            )
+            tensors = (leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
+            self.bytes += sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         return result
 
 
-def _tried(work: Work, carry: Groups, device: torch.device) -> float:
-    """Bytes a lane at the height of one vectorised step; without bound where that cannot be carried
-    out.
-    """
+def _peak_of_trial(work: Work, carry: Groups, device: torch.device) -> float:
+    """Return the peak of bytes for each lane in one vectorised step; infinity if the step fails."""
     try:
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         run_vmap(work, carry, 1)
         torch.cuda.synchronize(device)
-        return (torch.cuda.max_memory_allocated(device) - before) / len(work.tape.sizes[0])
-    except Exception:  # whatever it is will be told of when strategies are tried
+        return (torch.cuda.max_memory_allocated(device) - before) / len(work.table.sizes[0])
+    except Exception:  # any error: it is reported when strategies are tried
         return float("inf")
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Bytes; None where nobody can tell."""
+    """Return the free bytes, or None if the system does not say."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    told = Path("/proc/meminfo")
-    if told.exists():
-        lines = dict(
-            line.split(":", 1)
-            for line in told.read_text(encoding="utf-8").splitlines()
-            if ":" in line
-        )
-        if "MemAvailable" in lines:
-            return int(lines["MemAvailable"].split()[0]) * 1024
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        lines = meminfo.read_text(encoding="utf-8").splitlines()
+        values = dict(line.split(":", 1) for line in lines if ":" in line)
+        if "MemAvailable" in values:
+            return int(values["MemAvailable"].split()[0]) * 1024
     if "SC_AVPHYS_PAGES" in getattr(os, "sysconf_names", {}):
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return None
 
 
 def peak_memory(device: torch.device) -> int | None:
-    """Bytes at most so far: on a GPU what torch holds there, else what this process holds and the
-    largest of its workers.
+    """Return the peak of bytes so far.
+
+    On a GPU this is the memory of torch; else that of this process plus that of its largest worker.
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
@@ -156,30 +144,32 @@ def peak_memory(device: torch.device) -> int | None:
         import resource
     except ImportError:  # not a Unix
         return None
-    return 1024 * sum(
-        resource.getrusage(who).ru_maxrss
-        for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    )
+    processes = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
+    return 1024 * sum(resource.getrusage(process).ru_maxrss for process in processes)
 
 
 def ran_out(error: BaseException | None) -> bool:
-    """Whether an error, or what led to it, is that memory ran out. CUDA has several ways to say so:
-    its own calls fail in other words than torch's allocator, and while a graph is recorded the end
-    of the recording fails in place of what ended it.
+    """Return whether an error, or its cause, says that memory ran out.
+
+    CUDA has several messages for this: its own calls fail with other words than torch's allocator,
+    and while a graph is recorded the error comes from the end of the recording.
     """
-    found = isinstance(error, torch.OutOfMemoryError) or (
+    if error is None:
+        return False
+    out_of_memory = isinstance(error, torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and "out of memory" in str(error)
     )
-    return found or (error is not None and ran_out(error.__cause__ or error.__context__))
+    return out_of_memory or ran_out(error.__cause__ or error.__context__)
 
 
 def evenly(count: int, most: int) -> int:
-    """Lanes a chunk: as few chunks as can be, and none much smaller than the others."""
+    """Return the lanes of a chunk: as few chunks as possible, of nearly equal size."""
     chunks = -(-count // most)
     return -(-count // chunks)
 
 
 def in_words(size: float) -> str:
+    """Return a number of bytes in a fitting unit."""
     for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if size >= scale:
             return f"{size / scale:.3g} {unit}"

@@ -1,17 +1,17 @@
-"""Which way of carrying out a step over many lanes is quickest here.
+"""The ways to compute a step over many lanes, and the choice of the fastest.
 
 vmap     one vectorised program, launched step by step
-traced   the same, traced once: what is launched is tensor operations alone
+traced   the same, traced once: only tensor operations are launched
 loop     lane after lane, for networks that vmap cannot take and for convolutions on a CPU
-graph    the vectorised step recorded once as a CUDA graph and replayed
-streams  every lane on a CUDA stream of its own, all of them recorded as one CUDA graph
+graph    the vectorised step, recorded once as a CUDA graph and replayed
+streams  each lane on a separate CUDA stream, all recorded as one CUDA graph
 fused, fused-streams
          the same two, traced (convolutions over lanes as patches x bmm) and compiled before they
          are recorded
-kernels  as fused, with convolutions, and the pooling and ReLU behind them, in Triton kernels of our own
+kernels  as fused; convolutions, with the pooling and ReLU that follow them, are Triton kernels
 
-All give the same numbers up to rounding. `auto` times some steps of the job at hand and keeps the
-quickest.
+All give the same numbers up to rounding. `auto` times some steps of the present work and takes the
+fastest strategy.
 """
 
 import logging
@@ -22,91 +22,85 @@ from typing import TypeVar
 
 import torch
 
-from feddkd.engines.batched.folds import Walk, Work, lanes_in, run_loop, run_vmap
+from feddkd.engines.batched.folds import RunLanes, Work, lanes_in, run_loop, run_vmap
 from feddkd.engines.batched.memory import ran_out
-from feddkd.engines.compile.cuda_folds import Recordings, Way
-from feddkd.engines.compile.step_cache import Traces
+from feddkd.engines.compile.cuda_folds import GraphOptions, Recordings
+from feddkd.engines.compile.step_cache import TracedSteps
 from feddkd.errors import InputError, choices
 from feddkd.tensors import Groups
 
 log = logging.getLogger(__name__)
-ENOUGH = 0.03  # seconds that a trial should take: many steps where they are short
-PATIENCE = 1.0  # seconds of a trial that is not repeated
+TRIAL_SECONDS = 0.03  # the aim for one trial: many steps if they are short
+LONGEST_REPEATED = 1.0  # seconds; a longer trial is not repeated
 REPEATS = 4
-HOPELESS = 3.0  # times the best so far: no further trial
-WAYS = {
-    "graph": Way(),
-    "streams": Way(streams=True),
-    "fused": Way(compiled=True),
-    "fused-streams": Way(streams=True, compiled=True),
-    "kernels": Way(compiled=True, kernels=True),
+TOO_SLOW = 3.0  # no more trials for a strategy that takes this many times as long as the best
+GRAPHS = {
+    "graph": GraphOptions(),
+    "streams": GraphOptions(streams=True),
+    "fused": GraphOptions(compiled=True),
+    "fused-streams": GraphOptions(streams=True, compiled=True),
+    "kernels": GraphOptions(compiled=True, kernels=True),
 }
 
 
 T = TypeVar("T")
-Trial = Callable[[str, int], object]  # carries out so many steps by the strategy of that name
+Trial = Callable[[str, int], object]  # (strategy, steps): compute some steps by the strategy
 
 
-class Chooser:
-    """Runs folds by a named strategy, or by the one that was quickest on a few steps of the same
-    kind of work.
-    """
+class StrategyChooser:
+    """Runs folds by a named strategy, or by the one that is fastest for a kind of work."""
 
     def __init__(self, strategy: str, device: torch.device) -> None:
-        known: tuple[str, ...] = (
-            ("loop", "vmap", *WAYS) if device.type == "cuda" else ("loop", "vmap", "traced")
-        )
-        if strategy not in ("auto", *known):
+        on_gpu = device.type == "cuda"
+        names: tuple[str, ...] = ("loop", "vmap", *(GRAPHS if on_gpu else ("traced",)))
+        if strategy not in ("auto", *names):
             raise InputError(
-                f"unknown strategy {strategy!r} on {device.type}; there are: auto, {choices(known)}"
+                f"unknown strategy {strategy!r} on {device.type}; there are: auto, {choices(names)}"
             )
-        self.strategy, self.known, self.device = strategy, known, device
-        self.chosen: dict[str, str] = {}  # what kind of work -> strategy
-        self.failed: dict[str, str] = {}  # what kind of work -> why the loop took over
-        self.proven: set[str] = set()  # kinds of work that have been carried out
+        self.strategy, self.names, self.device = strategy, names, device
+        self.chosen: dict[str, str] = {}  # kind of work -> strategy
+        self.failed: dict[str, str] = {}  # kind of work -> why the loop replaced the strategy
+        self.succeeded: set[str] = set()  # kinds of work that have been computed
         self.recordings = Recordings()
-        self.traces = Traces()
+        self.traced = TracedSteps()
 
     @property
-    def fuses(self) -> bool:
-        """Whether compiling was found to pay."""
-        return any(name in WAYS and WAYS[name].compiled for name in self.chosen.values())
+    def compiles(self) -> bool:
+        """True if a compiled strategy was the fastest for some kind of work."""
+        return any(name in GRAPHS and GRAPHS[name].compiled for name in self.chosen.values())
 
     def run(self, work: Work, carry: Groups) -> Groups:
+        """Return the carry after a fold, by the strategy for this kind of work."""
         trains = work.phase.reads.random
-        # a test set is read through too seldom for compiling or tracing to pay, and not worth a
-        # line to people
-        known = self.known if trains else [name for name in self.known if name != "traced"]
-        names = [name for name in known if name not in WAYS or WAYS[name].suits(work.model, trains)]
-        kind = f"{work.phase.name}, {lanes_in(carry)} lanes of {work.tape.indices.shape[2]}"
-        # a trial ends with the first lane that does
-        most = work.tape.active.count(work.tape.active[0])
-        level = logging.INFO if trains else logging.DEBUG
-        name = self.pick(
-            kind,
-            names,
-            lambda name, steps: self._runner(name)(work, carry, steps),
-            most,
-            level=level,
-        )
-        return self.by(
-            kind,
-            name,
-            lambda name: self._runner("vmap" if name == "traced" and not trains else name)(
-                work, carry, None
-            ),
-        )
+        # an evaluation reads its examples too seldom for compiling or tracing, or for a log line
+        names = [
+            name
+            for name in self.names
+            if (trains or name != "traced")
+            and (name not in GRAPHS or GRAPHS[name].suits(work.model, trains))
+        ]
+        kind = f"{work.phase.name}, {lanes_in(carry)} lanes of {work.table.indices.shape[2]}"
+        # a trial ends before the first lane finishes
+        most = work.table.active.count(work.table.active[0])
 
-    def by(self, kind: str, name: str, work: Callable[[str], T]) -> T:
-        """Return what is computed by the strategy of that name, or by the loop where that does not
-        work at its first use.
-        """
+        def trial(name: str, steps: int) -> Groups:
+            return self._runner(name)(work, carry, steps)
+
+        def run_all(name: str) -> Groups:
+            name = "vmap" if name == "traced" and not trains else name
+            return self._runner(name)(work, carry, None)
+
+        level = logging.INFO if trains else logging.DEBUG
+        return self.run_or_loop(kind, self.choose(kind, names, trial, most, level=level), run_all)
+
+    def run_or_loop(self, kind: str, name: str, run: Callable[[str], T]) -> T:
+        """Return the result by a strategy, or by the loop if its first use fails."""
         try:
-            result = work(name)
+            result = run(name)
         except InputError:
             raise
         except Exception as error:
-            if name == "loop" or kind in self.proven or ran_out(error):
+            if name == "loop" or kind in self.succeeded or ran_out(error):
                 raise
             self.chosen[kind], self.failed[kind] = "loop", f"{name}: {_first_line(error)}"
             log.warning(
@@ -116,44 +110,44 @@ class Chooser:
                 name,
                 _first_line(error),
             )
-            result = work("loop")
-        self.proven.add(kind)
+            result = run("loop")
+        self.succeeded.add(kind)
         return result
 
     def close(self) -> None:
         self.recordings.clear()
-        self.traces.clear()
+        self.traced.clear()
 
     def _runner(self, name: str) -> Callable[[Work, Groups, int | None], Groups]:
-        if name in WAYS:
-            return lambda work, carry, steps: self.recordings.run(work, carry, steps, WAYS[name])
+        if name in GRAPHS:
+            return lambda work, carry, steps: self.recordings.run(work, carry, steps, GRAPHS[name])
         if name == "traced":
-            return lambda work, carry, steps: run_vmap(work, carry, steps, self._traced)
+            return lambda work, carry, steps: run_vmap(work, carry, steps, self._traced_program)
         return {"vmap": run_vmap, "loop": run_loop}[name]
 
-    def _traced(self, work: Work) -> Walk:
-        """Traced anew for another client or inputs of other shapes."""
-        return partial(self.traces.walk, (work.client, work.shared, work.shapes), work.many)
+    def _traced_program(self, work: Work) -> RunLanes:
+        """Return a traced program; another client half or other shapes have another trace."""
+        return partial(self.traced.run, (work.client, work.shared, work.shapes), work.lane_step)
 
-    def pick(
+    def choose(
         self,
         kind: str,
         names: Sequence[str],
         trial: Trial,
         most: int = 1,
-        per: int = 1,
+        steps_per_trial: int = 1,
         level: int = logging.INFO,
     ) -> str:
-        """The strategy for this kind of work: the one asked for, or the quickest of those named in
-        trials of at most so many steps. `per`: how many steps one of the trial's counts for in the
-        log.
+        """Return the strategy for this kind of work: the one asked for, or the fastest of `names`.
+
+        A trial has at most `most` steps. In the log, one of them counts for `steps_per_trial`.
         """
         if kind not in self.chosen:
             if self.strategy == "auto":
-                seconds = self._try(kind, names, trial, most)
+                seconds = self._try_all(kind, names, trial, most)
                 self.chosen[kind] = min(seconds, key=lambda name: seconds[name])
                 times = ", ".join(
-                    f"{name} {1e3 * each / per:.3g}" for name, each in seconds.items()
+                    f"{name} {1e3 * each / steps_per_trial:.3g}" for name, each in seconds.items()
                 )
                 log.log(level, "%s: %s (ms a step: %s)", kind, self.chosen[kind], times)
             else:
@@ -161,44 +155,47 @@ class Chooser:
                 log.log(level, "%s: %s, as asked", kind, self.strategy)
         return self.chosen[kind]
 
-    def _try(self, kind: str, names: Sequence[str], trial: Trial, most: int) -> dict[str, float]:
-        """Name -> seconds a step, the least of some trials, for those that work."""
+    def _try_all(
+        self, kind: str, names: Sequence[str], trial: Trial, most: int
+    ) -> dict[str, float]:
+        """Return the least seconds for a step by each strategy that works."""
         seconds: dict[str, float] = {}
         for name in names:
             try:
-                prepares = name in WAYS or name == "traced"
-                seconds[name] = self._first(
-                    partial(trial, name), min(seconds.values(), default=0.0), prepares
-                )
+                best = min(seconds.values(), default=0.0)
+                seconds[name] = self._first_time(name, partial(trial, name), best)
             except InputError:
                 raise
             except Exception as error:
-                if name == "loop":  # not the strategy's fault: the client itself fails
+                if name == "loop":  # the client fails, not the strategy
                     raise
                 log.warning(
                     "%s: %s does not work for this network (%s)", kind, name, _first_line(error)
                 )
-        # by turns, so that whatever else the machine does meets all of them alike
+        # in turns, so that other load on the machine slows all of them alike
         for _ in range(REPEATS):
             best = min(seconds.values())
-            for name in [name for name in seconds if seconds[name] < HOPELESS * best]:
-                steps = max(1, min(most, round(ENOUGH / seconds[name])))
-                if steps * seconds[name] < PATIENCE:
-                    seconds[name] = min(seconds[name], self._clock(partial(trial, name), steps))
+            for name in [name for name in seconds if seconds[name] < TOO_SLOW * best]:
+                steps = max(1, min(most, round(TRIAL_SECONDS / seconds[name])))
+                if steps * seconds[name] < LONGEST_REPEATED:
+                    time_now = self._time(partial(trial, name), steps)
+                    seconds[name] = min(seconds[name], time_now)
         return seconds
 
-    def _first(self, trial: Callable[[int], object], best: float, prepares: bool) -> float:
-        """A first impression, after warming up; that itself will do where it took far too long and
-        nothing was recorded or traced in it, which on a busy machine takes seconds.
-        """
-        warm = self._clock(trial, 1)
-        return (
-            warm
-            if warm > max(HOPELESS * best, HOPELESS * PATIENCE) and not prepares and best
-            else self._clock(trial, 1)
-        )
+    def _first_time(self, name: str, trial: Callable[[int], object], best: float) -> float:
+        """Return the seconds of a step after a first one.
 
-    def _clock(self, trial: Callable[[int], object], steps: int) -> float:
+        The first one itself is enough if it was far too slow. But if it was recorded or traced, it
+        may have taken seconds for that.
+        """
+        first = self._time(trial, 1)
+        prepares = name in GRAPHS or name == "traced"
+        if best and not prepares and first > TOO_SLOW * max(best, LONGEST_REPEATED):
+            return first
+        return self._time(trial, 1)
+
+    def _time(self, trial: Callable[[int], object], steps: int) -> float:
+        """Return the seconds of a step."""
         wait_for(self.device)
         began = time.perf_counter()
         trial(steps)
@@ -211,5 +208,6 @@ def _first_line(error: Exception) -> str:
 
 
 def wait_for(device: torch.device) -> None:
+    """Wait until a GPU has finished all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

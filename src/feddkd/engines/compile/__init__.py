@@ -1,1 +1,1 @@
-"""Ways to make a step faster: traces, CUDA graphs, fused and compiled kernels."""
+"""Methods to make a step faster: traces, CUDA graphs, fused and compiled kernels."""

@@ -1,6 +1,7 @@
-"""Steps recorded as CUDA graphs: everything a step reads and writes lives in fixed places, and a
-counter on the device says which row of the tape is next. Replaying a step costs one launch,
-whatever it is made of.
+"""The steps of a fold, recorded as CUDA graphs.
+
+A step reads and writes fixed tensors only, and a counter on the device says which row of the table
+of batches is next. A replay of a step costs one launch, however many operations it has.
 """
 
 from collections.abc import Callable
@@ -11,19 +12,29 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from feddkd.engines.batched.folds import Work, advance, lanes_in, run_plateaus, shapes, take
-from feddkd.engines.compile.cuda_graph import copies, in_peace, new_stream, recorded
+from feddkd.engines.batched.folds import (
+    Work,
+    lanes_in,
+    run_spans,
+    run_unequal,
+    shapes,
+    take_lane,
+)
+from feddkd.engines.compile.cuda_graph import copies, new_stream, record_graph, warmed_up
 from feddkd.engines.compile.trace import compiled
 from feddkd.method import Batch
 from feddkd.models.functional import Model
 from feddkd.tensors import Groups
 
-STRIDE = 7  # steps in one graph, besides a graph of one; 49 batches an epoch are seven of them
+STRIDE = 7  # steps in one graph, besides a graph of one step; 49 batches an epoch are 7 of them
+LaneSteps = dict[object, Callable[..., Groups]]
 
 
-class Way(NamedTuple):
-    """How the lanes of a step are recorded: vectorised or on a stream each; as they are, or traced
-    and compiled first, perhaps with kernels of our own for convolutions.
+class GraphOptions(NamedTuple):
+    """The form in which a step is recorded.
+
+    It is vectorised over lanes, or has one stream for each lane; it may be traced and compiled
+    first, and convolutions may use the Triton kernels of this package.
     """
 
     streams: bool = False
@@ -31,147 +42,139 @@ class Way(NamedTuple):
     kernels: bool = False
 
     def suits(self, model: Model, often: bool = True) -> bool:
-        """Whether it is worth a trial: compiling is not for what is done seldom."""
+        """Return whether it is worth a trial: compiling is not, for work that is done seldom."""
         return (often or not self.compiled) and (model.convolves or not self.kernels)
 
 
 def _copy(target: Groups, source: Groups) -> None:
-    """The one place where tensors are written to: fixed places are what a graph is about."""
+    """Copy tensors to fixed places; nothing else in this module writes to tensors."""
     for group, tensors in source.items():
         for name, tensor in tensors.items():
             target[group][name].copy_(tensor)
 
 
 class Recording:
-    """One step over so many lanes with batches of one width."""
+    """One recorded step, for a number of lanes and batches of one width."""
 
     def __init__(
         self,
         work: Work,
         carry: Groups,
         width: int,
-        way: Way,
+        options: GraphOptions,
         pool: Any,
-        lane_steps: dict[object, Callable[..., Groups]],
+        lane_steps: LaneSteps,
     ) -> None:
-        lanes, device = lanes_in(carry), work.tape.indices.device
-        self.work, self.width, self.way = work, width, way
+        lanes, device = lanes_in(carry), work.table.indices.device
+        self.work, self.width, self.options = work, width, options
         self.carry: Groups = copies(carry)
         self.sent: Groups = copies(work.sent)
-        # a longer round to come need not be recorded anew
-        rows = 1 << (len(work.tape.active) - 1).bit_length()
+        # more rows than needed, so that a somewhat longer round needs no new recording
+        rows = 1 << (len(work.table.active) - 1).bit_length()
         self.indices = torch.zeros(rows, lanes, width, dtype=torch.int64, device=device)
         self.share = torch.zeros(self.indices.shape, dtype=work.dtype, device=device)
         self.keys = torch.zeros(self.indices.shape[:2], dtype=torch.int64, device=device)
         self.step = torch.zeros(1, dtype=torch.int64, device=device)
-        self.side = [new_stream(device) for _ in range(lanes if way.streams else 0)]
+        self.streams = [new_stream(device) for _ in range(lanes if options.streams else 0)]
         self._load(work, carry, 0)
-        self.call: Callable[..., Groups] = work.one if way.streams else work.many
-        if way.compiled:
+        self.call: Callable[..., Groups] = work.one_step if options.streams else work.lane_step
+        if options.compiled:
             self.call = self._compile(lane_steps)
         self._record(device, pool)
 
-    def _compile(self, lane_steps: dict[object, Callable[..., Groups]]) -> Callable[..., Groups]:
-        """The step with the writing back of its results inside, so that the compiler can write them
-        where they belong at once; over all lanes also with the reading of its batch.
+    def _compile(self, lane_steps: LaneSteps) -> Callable[..., Groups]:
+        """Return the compiled step, which writes its results back.
+
+        So the compiler can write them to their places at once. A step over all lanes also reads its
+        batch.
         """
         step, batch = self.call, self._read(slice(None))
 
-        def written(sent: Groups, carry: Groups, batch: Batch) -> Groups:
+        def write_back(sent: Groups, carry: Groups, batch: Batch) -> Groups:
             _copy(carry, step(sent, carry, batch))
             return {}
 
-        def whole(
-            sent: Groups, carry: Groups, x: Tensor, y: Tensor, number: Tensor, *tape: Tensor
+        def whole_step(
+            sent: Groups, carry: Groups, x: Tensor, y: Tensor, number: Tensor, *table: Tensor
         ) -> Groups:
-            indices, share, keys = (tensor.index_select(0, number).squeeze(0) for tensor in tape)
-            store = replace(self.work.store, x=x, y=y)
-            return written(
-                sent,
-                carry,
-                store.read(indices, share, keys, self.work.dtype, self.work.phase.reads.random),
-            )
+            indices, share, keys = (tensor.index_select(0, number).squeeze(0) for tensor in table)
+            store, random = replace(self.work.store, x=x, y=y), self.work.phase.reads.random
+            read = store.read(indices, share, keys, self.work.dtype, random)
+            return write_back(sent, carry, read)
 
-        if not self.way.streams:
-            return compiled(whole, *self._everything, kernels=self.way.kernels)
-        sent = self.sent if self.work.shared else take(self.sent, 0)
+        if not self.options.streams:
+            return compiled(whole_step, *self._inputs, kernels=self.options.kernels)
+        sent = self.sent if self.work.shared else take_lane(self.sent, 0)
         key = (self.work.client, self.width, shapes(sent))
         if key not in lane_steps:
-            own, lane = take(self.carry, 0), Batch(*(tensor[0] for tensor in batch))
-            lane_steps[key] = compiled(written, sent, own, lane, channels_last=True)
+            example = sent, take_lane(self.carry, 0), Batch(*(tensor[0] for tensor in batch))
+            lane_steps[key] = compiled(write_back, *example, channels_last=True)
         return lane_steps[key]
 
     @property
-    def _everything(self) -> tuple[Any, ...]:
-        """All that a compiled step over all lanes reads, where it lies."""
-        store = self.work.store
-        return (
-            self.sent,
-            self.carry,
-            store.x,
-            store.y,
-            self.step,
-            self.indices,
-            self.share,
-            self.keys,
-        )
+    def _inputs(self) -> tuple[Any, ...]:
+        """The fixed tensors that a compiled step over all lanes reads."""
+        x, y = self.work.store.x, self.work.store.y
+        return self.sent, self.carry, x, y, self.step, self.indices, self.share, self.keys
 
     def _record(self, device: torch.device, pool: Any) -> None:
-        def again() -> None:
+        def first_step() -> None:
             self.step.zero_()
-            self._body()
+            self._run_step()
 
-        in_peace(again, device)
-        self.graphs = {steps: recorded(partial(self._steps, steps), pool) for steps in (STRIDE, 1)}
+        warmed_up(first_step, device)
+        self.graphs = {
+            steps: record_graph(partial(self._run_steps, steps), pool) for steps in (STRIDE, 1)
+        }
 
-    def _steps(self, count: int) -> None:
+    def _run_steps(self, count: int) -> None:
         for _ in range(count):
-            self._body()
+            self._run_step()
 
     def _read(self, lanes: slice) -> Batch:
-        cut = (
+        row = (
             self.indices[self.step][0, lanes],
             self.share[self.step][0, lanes],
             self.keys[self.step][0, lanes],
         )
-        return self.work.store.read(*cut, self.work.dtype, self.work.phase.reads.random)
+        return self.work.store.read(*row, self.work.dtype, self.work.phase.reads.random)
 
-    def _body(self) -> None:
-        if self.way.streams:
-            self._lane_by_lane()
-        elif self.way.compiled:
-            self.call(*self._everything)
+    def _run_step(self) -> None:
+        if self.options.streams:
+            self._run_lanes()
+        elif self.options.compiled:
+            self.call(*self._inputs)
         else:
             _copy(self.carry, self.call(self.sent, self.carry, self._read(slice(None))))
         self.step.add_(1)
 
-    def _lane_by_lane(self) -> None:
+    def _run_lanes(self) -> None:
+        """Run a step of each lane on the stream of the lane."""
         main = torch.cuda.current_stream(self.step.device)
-        for lane, stream in enumerate(self.side):
+        for lane, stream in enumerate(self.streams):
             stream.wait_stream(main)
             with torch.cuda.stream(stream):
                 batch = Batch(*(tensor[0] for tensor in self._read(slice(lane, lane + 1))))
-                sent, own = (
-                    self.sent if self.work.shared else take(self.sent, lane),
-                    take(self.carry, lane),
-                )
-                _copy(own, self.call(sent, own, batch))
-        for stream in self.side:
+                sent = self.sent if self.work.shared else take_lane(self.sent, lane)
+                carry = take_lane(self.carry, lane)
+                _copy(carry, self.call(sent, carry, batch))
+        for stream in self.streams:
             main.wait_stream(stream)
 
     def _load(self, work: Work, carry: Groups, start: int) -> None:
-        """All that is read from this step on."""
+        """Copy everything that the steps from `start` on read."""
         _copy(self.carry, carry)
         _copy(self.sent, work.sent)
-        lanes, rows = lanes_in(self.carry), len(work.tape.active) - start
-        self.indices[:rows].copy_(work.tape.indices[start:, :lanes, : self.width])
-        self.share[:rows].copy_(work.tape.share[start:, :lanes, : self.width])
-        self.keys[:rows].copy_(work.tape.keys[start:, :lanes])
+        lanes, rows = lanes_in(self.carry), len(work.table.active) - start
+        self.indices[:rows].copy_(work.table.indices[start:, :lanes, : self.width])
+        self.share[:rows].copy_(work.table.share[start:, :lanes, : self.width])
+        self.keys[:rows].copy_(work.table.keys[start:, :lanes])
         self.step.zero_()
 
     def run(self, work: Work, carry: Groups, span: range) -> Groups:
-        """The carry where it lies: its next steps, if they are done here, too, need nothing to be
-        copied.
+        """Return the carry after some steps, in its fixed place.
+
+        If this recording also runs the next steps, nothing is copied between.
         """
         if carry is not self.carry:
             self._load(work, carry, span.start)
@@ -183,12 +186,12 @@ class Recording:
 
 
 class Recordings:
-    """Recordings by what they do, made when first needed and kept for the rounds to come."""
+    """Recordings, made at their first use and kept for later rounds."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[object, ...], Recording] = {}
-        # compiled for one lane, which serves any number of them
-        self._lane_steps: dict[object, Callable[..., Groups]] = {}
+        # steps compiled for one lane, which serve any number of lanes
+        self._lane_steps: LaneSteps = {}
         self._pool: Any = None
 
     def clear(self) -> None:
@@ -197,36 +200,41 @@ class Recordings:
 
     @property
     def pool(self) -> Any:
-        """Memory that all graphs share: none runs beside another, and what outlives a replay lies
-        outside.
+        """The memory that all graphs share.
+
+        This is safe: no two graphs run at the same time, and results that are kept lie outside.
         """
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         return self._pool
 
-    def run(self, work: Work, carry: Groups, steps: int | None, way: Way) -> Groups:
-        def stretch(
-            here: Work, carry: Groups, width: int | None, active: int, span: range
+    def run(self, work: Work, carry: Groups, steps: int | None, options: GraphOptions) -> Groups:
+        """Return the carry after the first steps of a fold, or after all of them."""
+
+        def run_span(
+            work: Work, carry: Groups, width: int | None, active: int, span: range
         ) -> Groups:
             if width is None:
-                return advance(here, carry, active, span, here.walk)
-            return self._recording(here, carry, width, way).run(here, carry, span)
+                return run_unequal(work, carry, active, span, work.run)
+            return self._recording(work, carry, width, options).run(work, carry, span)
 
-        # a stream serves any number of lanes, and to record is cheap: only what is compiled for so
-        # many lanes is made to last
-        places = _places if way.compiled and not way.streams else None
-        return run_plateaus(work, carry, steps, stretch, padded=True, places=places)
+        # only steps compiled for a number of lanes take long to make: recording alone is fast, and
+        # a step compiled for one stream serves any number of lanes
+        lanes = program_lanes if options.compiled and not options.streams else None
+        return run_spans(work, carry, steps, run_span, padded=True, program_lanes=lanes)
 
-    def _recording(self, work: Work, carry: Groups, width: int, way: Way) -> Recording:
-        key = (work.client, lanes_in(carry), width, work.shared, way, work.shapes)
+    def _recording(self, work: Work, carry: Groups, width: int, options: GraphOptions) -> Recording:
+        key = (work.client, lanes_in(carry), width, work.shared, options, work.shapes)
         kept = self._kept.get(key)
-        if kept is None or len(kept.indices) < len(work.tape.active):
-            kept = self._kept[key] = Recording(work, carry, width, way, self.pool, self._lane_steps)
+        if kept is None or len(kept.indices) < len(work.table.active):
+            kept = Recording(work, carry, width, options, self.pool, self._lane_steps)
+            self._kept[key] = kept
         return kept
 
 
-def _places(lanes: int) -> int:
-    """The next number of the form 2^k or 3 * 2^k: clients of n different sizes need some 2 log2(n)
-    programs instead of n.
+def program_lanes(active: int) -> int:
+    """Return the next number of the form 2^k or 3 * 2^k.
+
+    Clients of n different sizes then need about 2 log2(n) programs instead of n.
     """
-    power = 1 << (lanes - 1).bit_length()
-    return power * 3 // 4 if power * 3 // 4 >= lanes else power
+    power = 1 << (active - 1).bit_length()
+    return power * 3 // 4 if power * 3 // 4 >= active else power

@@ -1,6 +1,7 @@
-"""Pure functions of tensors in fixed places, recorded as CUDA graphs: what a replay reads is copied
-into place, and its results lie in fixed places, too. Replaying costs one launch, whatever the
-function is made of.
+"""Functions of tensors in fixed places, recorded as CUDA graphs.
+
+The inputs of a replay are copied into place, and its results lie in fixed places, too. A replay
+costs one launch, however many operations the function has.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,55 +11,59 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-WARM_UP = 3
-Compiler = Callable[..., Callable[..., Any]]  # (function, *example inputs) -> the function, fused
+WARM_UP = 3  # calls before a recording
+Compiler = Callable[..., Callable[..., Any]]  # (function, *example inputs) -> compiled function
 
 
 def fill(places: Any, tensors: Any) -> None:
-    """Copy tensors to where they belong: with the recordings' carry the only place where tensors
-    are written to.
+    """Copy nested tensors to their fixed places.
+
+    Only this and the carry of a recording write to tensors.
     """
-    leaves, shape = tree_flatten(places)
-    # by name: the order in which a mapping was put together does not count
-    fill_all(leaves, shape.flatten_up_to(tensors))
+    leaves, tree = tree_flatten(places)
+    # matched by name, since mappings may have another order
+    fill_all(leaves, tree.flatten_up_to(tensors))
 
 
 def fill_all(places: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
-    """All copies of a type in one launch."""
+    """Copy tensors to their fixed places, all of one type in one launch."""
     by_type: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
     for place, tensor in zip(places, tensors, strict=True):
-        mine, theirs = by_type.setdefault(place.dtype, ([], []))
-        mine.append(place)
-        theirs.append(tensor)
-    for mine, theirs in by_type.values():
-        torch._foreach_copy_(mine, theirs)
+        targets, sources = by_type.setdefault(place.dtype, ([], []))
+        targets.append(place)
+        sources.append(tensor)
+    for targets, sources in by_type.values():
+        torch._foreach_copy_(targets, sources)
 
 
-def copies(tree: Any) -> Any:
-    """Results that no later replay writes over."""
-    leaves, shape = tree_flatten(tree)
+def copies(nested: Any) -> Any:
+    """Return copies that no later replay overwrites."""
+    leaves, tree = tree_flatten(nested)
     fresh = [torch.empty_like(leaf) for leaf in leaves]
     fill_all(fresh, leaves)
-    return tree_unflatten(fresh, shape)
+    return tree_unflatten(fresh, tree)
 
 
 def new_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
-def in_peace(function: Callable[[], Any], device: torch.device) -> Any:
-    """Warm up on a stream of its own, as recording asks for; returns the last result."""
-    calm = new_stream(device)
-    calm.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(calm):
+def warmed_up(function: Callable[[], Any], device: torch.device) -> Any:
+    """Call the function some times on a separate stream, as a recording requires.
+
+    Return the last result.
+    """
+    stream = new_stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
         for _ in range(WARM_UP):
             result = function()
-    torch.cuda.current_stream(device).wait_stream(calm)
+    torch.cuda.current_stream(device).wait_stream(stream)
     return result
 
 
-def recorded(function: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
-    """What the function launches, as a graph; it is not carried out yet."""
+def record_graph(function: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
+    """Return the launches of a function as a graph; they are not executed yet."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool):
         function()
@@ -66,9 +71,10 @@ def recorded(function: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
 
 
 class Replay:
-    """A function of tensors in fixed places as a CUDA graph. Its results are written to places
-    outside the graph's memory: so graphs can share that memory, and results stay until this very
-    graph is replayed.
+    """A function of tensors in fixed places, as a CUDA graph.
+
+    Its results are written to places outside the graph's memory: graphs can share that memory, and
+    results stay until this graph is replayed.
     """
 
     def __init__(
@@ -79,20 +85,19 @@ class Replay:
         pool: Any,
     ) -> None:
         leaves, inputs = tree_flatten(places)
-        shapes: list[Any] = []  # how results are nested
+        result_trees: list[Any] = []
 
-        # of plain tensors: a compiler need not look at anything else
+        # of plain tensors, so that a compiler sees nothing else
         def flat(*leaves: Tensor) -> list[Tensor]:
-            results, shape = tree_flatten(function(*tree_unflatten(leaves, inputs)))
-            shapes.append(shape)
+            results, tree = tree_flatten(function(*tree_unflatten(leaves, inputs)))
+            result_trees.append(tree)
             return results
 
         call = fuse(flat, *leaves) if fuse else flat
-        results = [
-            torch.empty_like(tensor) for tensor in in_peace(lambda: call(*leaves), leaves[0].device)
-        ]
-        self.results = tree_unflatten(results, shapes[0])
-        self.graph = recorded(lambda: fill_all(results, call(*leaves)), pool)
+        warm = warmed_up(lambda: call(*leaves), leaves[0].device)
+        results = [torch.empty_like(tensor) for tensor in warm]
+        self.results = tree_unflatten(results, result_trees[0])
+        self.graph = record_graph(lambda: fill_all(results, call(*leaves)), pool)
 
     def __call__(self) -> Any:
         self.graph.replay()

@@ -1,10 +1,9 @@
-"""Convolutions, with the pooling and ReLU that follow them, as one operation over lanes that vmap,
-grad and tracing see through.
+"""Convolutions, with the pooling and ReLU that follow them, as one operation over lanes.
 
-`fusing()` watches a network while it is traced: where a convolution's output goes through 2x2 max
-pooling and ReLU, in either order, the convolution is taken back and one operation stands in the
-place of all. What stays behind unused is dropped with the rest of a graph that nobody reads.
-Convolutions of other kinds (strides, groups) are left as they are.
+The operation works under vmap, grad and tracing. `fusing()` watches a network while it is traced:
+where the output of a convolution goes through 2x2 max pooling and ReLU, in either order, one
+operation replaces all of them. The unused convolution stays in the graph and is removed with its
+other dead code. Convolutions of other kinds (strides, groups) do not change.
 """
 
 from collections.abc import Callable, Iterable
@@ -17,8 +16,9 @@ from torch.overrides import TorchFunctionMode
 
 
 class Form(NamedTuple):
-    """What is fused: a convolution without stride, equally padded on all sides, and what follows
-    it.
+    """The fused operations.
+
+    A convolution without stride, equally padded on all sides, then perhaps pooling and ReLU.
     """
 
     pad: int
@@ -26,8 +26,8 @@ class Form(NamedTuple):
     relu: bool = False
 
     def size(self, x: Tensor, w: Tensor) -> tuple[int, int]:
-        """Height and width of the result; images and weights are laned."""
-        high, wide = (x.shape[2 + at] + 2 * self.pad - w.shape[1 + at] + 1 for at in (0, 1))
+        """Return height and width of the result; images and weights are laned."""
+        high, wide = (x.shape[2 + d] + 2 * self.pad - w.shape[1 + d] + 1 for d in (0, 1))
         return high // self.pool, wide // self.pool
 
 
@@ -46,10 +46,9 @@ def _convolve(
     pool: int,
     relus: bool,
 ) -> tuple[Tensor, Tensor]:
-    """(relu(pool(x * w + bias)), which place of its window won)"""
-    from feddkd.engines.compile.triton_kernels import (
-        convolve,  # Triton comes with torch's CUDA builds only
-    )
+    """Return (relu(pool(x * w + bias)), the position of the largest value in each window)."""
+    # imported here: Triton comes with torch's CUDA builds only
+    from feddkd.engines.compile.triton_kernels import convolve
 
     return convolve(x, w, bias, pads, (high, wide), pool, relus)
 
@@ -80,27 +79,25 @@ def _(
     pool: int,
     relus: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The same by torch's own convolution, lane after lane: what the kernels are checked against."""
-    below, right = (
-        high * pool + w.shape[1] - 1 - x.shape[2] - pads,
-        wide * pool + w.shape[2] - 1 - x.shape[3] - pads,
-    )
+    """Return the same by torch's convolution, lane after lane; it checks the kernels."""
+    below = high * pool + w.shape[1] - 1 - x.shape[2] - pads
+    right = wide * pool + w.shape[2] - 1 - x.shape[3] - pads
     images = pad(x.permute(0, 1, 4, 2, 3), (pads, max(0, right), pads, max(0, below)))
-    lanes = zip(
-        images, w.permute(0, 4, 3, 1, 2), [None] * len(w) if bias is None else bias, strict=True
-    )
+    biases = [None] * len(w) if bias is None else bias
+    lanes = zip(images, w.permute(0, 4, 3, 1, 2), biases, strict=True)
     y = torch.stack([conv2d(*lane) for lane in lanes])[..., : high * pool, : wide * pool]
     place = torch.empty(0, dtype=torch.uint8)
     if pool == 2:
-        y, at = y.reshape(*y.shape[:3], high, 2, wide, 2).transpose(4, 5).flatten(5, 6).max(-1)
-        place = at.permute(0, 1, 3, 4, 2).to(torch.uint8).contiguous()
+        windows = y.reshape(*y.shape[:3], high, 2, wide, 2).transpose(4, 5).flatten(5, 6)
+        y, position = windows.max(-1)
+        place = position.permute(0, 1, 3, 4, 2).to(torch.uint8).contiguous()
     y = y.permute(0, 1, 3, 4, 2)
     return (relu(y) if relus else y).clone(memory_format=torch.contiguous_format), place
 
 
 @torch.library.custom_op("feddkd::to_weights", mutates_args=())
 def _to_weights(slopes: Tensor, x: Tensor, side: int, pads: int) -> Tensor:
-    """The gradient for weights of so many places a side."""
+    """Return the gradient of square weights with `side` rows."""
     from feddkd.engines.compile.triton_kernels import to_weights
 
     return to_weights(slopes, x, side, side, pads)
@@ -114,8 +111,8 @@ def _(slopes: Tensor, x: Tensor, side: int, pads: int) -> Tensor:
 @_to_weights.register_kernel("cpu")
 def _(slopes: Tensor, x: Tensor, side: int, pads: int) -> Tensor:
     images, (high, wide) = pad(x, (0, 0, pads, pads, pads, pads)), slopes.shape[2:4]
-    seen = [images[:, :, i : i + high, j : j + wide] for i in range(side) for j in range(side)]
-    rows = torch.stack([torch.einsum("lbhwc,lbhwo->lco", part, slopes) for part in seen], 1)
+    parts = [images[:, :, i : i + high, j : j + wide] for i in range(side) for j in range(side)]
+    rows = torch.stack([torch.einsum("lbhwc,lbhwo->lco", part, slopes) for part in parts], 1)
     return rows.reshape(len(x), side, side, *rows.shape[2:]).to(_summed(x))
 
 
@@ -124,18 +121,18 @@ def _summed(x: Tensor) -> torch.dtype:
 
 
 def _forward(form: Form, x: Tensor, w: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    found: tuple[Tensor, Tensor] = _convolve(
+    result: tuple[Tensor, Tensor] = _convolve(
         x.contiguous(), w.contiguous(), bias, form.pad, *form.size(x, w), *form[1:]
     )
-    return found
+    return result
 
 
 def _backward(
     form: Form, slopes: Tensor, x: Tensor, w: Tensor, y: Tensor, place: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(to the image, to the weights, to the bias).
+    """Return the gradients of the images, the weights and the bias.
 
-    The first is a convolution, too: with the weights turned around.
+    The first is a convolution, too, with the weights mirrored.
     """
     if form.relu:
         slopes = torch.where(y > 0, slopes, 0)
@@ -143,14 +140,14 @@ def _backward(
     if form.pool == 2:
         slopes = _unpooled(slopes, place)
     slopes, side = slopes.contiguous(), w.shape[1]
-    around = w.flip(1, 2).transpose(3, 4).contiguous()
-    to_x, _ = _convolve(slopes, around, None, side - 1 - form.pad, *x.shape[2:4], 1, False)
+    mirrored = w.flip(1, 2).transpose(3, 4).contiguous()
+    to_x, _ = _convolve(slopes, mirrored, None, side - 1 - form.pad, *x.shape[2:4], 1, False)
     to_w = _to_weights(slopes, x.contiguous(), side, form.pad)
     return to_x, to_w.to(w.dtype), to_bias
 
 
 def _unpooled(slopes: Tensor, place: Tensor) -> Tensor:
-    """What came back for a window goes to the place that won; the others get nothing."""
+    """Return the gradient before pooling: that of a window goes to its largest value alone."""
     number = torch.arange(4, dtype=torch.uint8, device=place.device).reshape(2, 1, 2, 1)
     spread = torch.where(place[:, :, :, None, :, None] == number, slopes[:, :, :, None, :, None], 0)
     return spread.flatten(4, 5).flatten(2, 3)
@@ -166,16 +163,17 @@ def _apply(function: type[torch.autograd.Function], *inputs: Any) -> Any:
 def _laned(
     dims: Iterable[int | None], count: int, tensors: Iterable[Tensor | None]
 ) -> list[Tensor | None]:
-    """vmap's axis as more lanes; what has no such axis is the same in all of them."""
+    """Return tensors whose lanes include vmap's axis; those without the axis are repeated."""
 
-    def one(at: int | None, tensor: Tensor | None) -> Tensor | None:
-        if tensor is None or not tensor.numel():  # no bias, or no places
-            return tensor if tensor is None or at is None else tensor.select(at, 0)
-        return (
-            tensor.expand(count, *tensor.shape) if at is None else tensor.movedim(at, 0)
-        ).flatten(0, 1)
+    def laned(axis: int | None, tensor: Tensor | None) -> Tensor | None:
+        if tensor is None:  # no bias
+            return None
+        if not tensor.numel():  # no pooling positions
+            return tensor if axis is None else tensor.select(axis, 0)
+        whole = tensor.expand(count, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
+        return whole.flatten(0, 1)
 
-    return [one(at, tensor) for at, tensor in zip(dims, tensors, strict=True)]
+    return [laned(axis, tensor) for axis, tensor in zip(dims, tensors, strict=True)]
 
 
 def _unlaned(count: int, tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
@@ -199,8 +197,8 @@ class _Backward(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, dims: Any, form: Form, *tensors: Tensor) -> Any:
-        found = _apply(_Backward, form, *_laned(dims[1:], info.batch_size, tensors))
-        return _unlaned(info.batch_size, found), (0, 0, 0)
+        results = _apply(_Backward, form, *_laned(dims[1:], info.batch_size, tensors))
+        return _unlaned(info.batch_size, results), (0, 0, 0)
 
 
 class _Convolution(torch.autograd.Function):
@@ -222,29 +220,26 @@ class _Convolution(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, dims: Any, form: Form, x: Tensor, w: Tensor, bias: Tensor | None) -> Any:
-        (_, at, *shared), count = dims, info.batch_size
-        # one lane that reads more images: no weights are repeated
-        if at is not None and shared == [None, None] and len(w) == 1:
-            found = _apply(_Convolution, form, x.movedim(at, 1).flatten(1, 2), w, bias)
+        (_, axis, *shared), count = dims, info.batch_size
+        # one lane that reads more images, so that no weights are repeated
+        if axis is not None and shared == [None, None] and len(w) == 1:
+            results = _apply(_Convolution, form, x.movedim(axis, 1).flatten(1, 2), w, bias)
             return tuple(
                 t.reshape(1, count, -1, *t.shape[2:]) if t.numel() else t.expand(1, count, 0)
-                for t in found
+                for t in results
             ), (1, 1)
-        return _unlaned(
-            count, _apply(_Convolution, form, *_laned(dims[1:], count, (x, w, bias)))
-        ), (0, 0)
+        results = _apply(_Convolution, form, *_laned(dims[1:], count, (x, w, bias)))
+        return _unlaned(count, results), (0, 0)
 
 
 def fused_convolution(form: Form, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-    """relu(pool(convolution)) of images (batch, channels, height, width) by weights (outputs,
-    channels, kernel height, width).
+    """Return relu(pool(convolution)).
+
+    Images are (batch, channels, height, width), weights (outputs, channels, kernel height, width).
     """
-    laned = (
-        x.permute(0, 2, 3, 1).unsqueeze(0),
-        w.permute(2, 3, 1, 0).unsqueeze(0),
-        None if bias is None else bias.unsqueeze(0),
-    )
-    y: Tensor = _apply(_Convolution, form, *laned)[0]
+    images, weights = x.permute(0, 2, 3, 1).unsqueeze(0), w.permute(2, 3, 1, 0).unsqueeze(0)
+    biases = None if bias is None else bias.unsqueeze(0)
+    y: Tensor = _apply(_Convolution, form, images, weights, biases)[0]
     return y.squeeze(0).permute(0, 3, 1, 2)
 
 
@@ -252,7 +247,7 @@ def fused_convolution(form: Form, x: Tensor, w: Tensor, bias: Tensor | None) -> 
 
 
 class _Origin(NamedTuple):
-    """Where an output came from; it is held, so that its id stays its own."""
+    """The operations and inputs of an output; the output is kept, so that its id stays unique."""
 
     form: Form
     inputs: tuple[Tensor, Tensor, Tensor | None]
@@ -260,7 +255,7 @@ class _Origin(NamedTuple):
 
 
 class fusing(TorchFunctionMode):  # noqa: N801  # a context, as torch.no_grad
-    """Inside, convolutions that can be fused are."""
+    """A context in which convolutions are fused where possible."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -270,25 +265,22 @@ class fusing(TorchFunctionMode):  # noqa: N801  # a context, as torch.no_grad
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        # they would give gradients the layout of a convolution's images, which vmap does not know
+        # without this, gradients get the memory layout of the images, which vmap does not know
         if args and function in NORMS:
             args = (args[0].contiguous(), *args[1:])
-        found = (
-            _convolved(*args, **kwargs)
-            if function is torch.conv2d
-            else self._followed(function, args, kwargs)
-        )
-        if found is None:
+        if function is torch.conv2d:
+            fused = _convolved(*args, **kwargs)
+        else:
+            fused = self._extended(function, args, kwargs)
+        if fused is None:
             return function(*args, **kwargs)
-        form, inputs = found
+        form, inputs = fused
         output = fused_convolution(form, *inputs)
         self.origins[id(output)] = _Origin(form, inputs, output)
         return output
 
-    def _followed(self, function: Any, args: Any, kwargs: Any) -> tuple[Form, Any] | None:
-        """What a convolution's output becomes together with the operation at hand; None unless that
-        can be fused.
-        """
+    def _extended(self, function: Any, args: Any, kwargs: Any) -> tuple[Form, Any] | None:
+        """Return a convolution extended by this operation; None if they cannot be fused."""
         origin = self.origins.get(id(args[0])) if args else None
         if origin is None:
             return None
@@ -299,14 +291,10 @@ class fusing(TorchFunctionMode):  # noqa: N801  # a context, as torch.no_grad
         return None
 
 
-RELUS: tuple[Callable[..., Tensor], ...] = (torch.relu, Tensor.relu, relu)
-NORMS: tuple[Callable[..., Tensor], ...] = (
-    torch.batch_norm,
-    batch_norm,
-    torch.group_norm,
-    group_norm,
-)
-POOLINGS: tuple[Callable[..., Tensor], ...] = (torch.max_pool2d, max_pool2d)
+Functions = tuple[Callable[..., Tensor], ...]
+RELUS: Functions = (torch.relu, Tensor.relu, relu)
+NORMS: Functions = (torch.batch_norm, batch_norm, torch.group_norm, group_norm)
+POOLINGS: Functions = (torch.max_pool2d, max_pool2d)
 
 
 def _convolved(
@@ -318,6 +306,7 @@ def _convolved(
     dilation: Any = 1,
     groups: int = 1,
 ) -> tuple[Form, Any] | None:
+    """Return a convolution as (form, inputs); None if it is of a kind that cannot be fused."""
     square = input.dim() == 4 and weight.shape[2] == weight.shape[3]
     known = not input.is_cuda or input.dtype in (torch.float32, torch.bfloat16)
     pads = {padding} if isinstance(padding, int | str) else set(padding)
@@ -335,9 +324,10 @@ def _halves(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> bool:
+    """Return whether a max pooling is over windows of 2 x 2."""
     plain = _all(padding, 0) and _all(dilation, 1) and not ceil_mode and not return_indices
     return plain and _all(kernel_size, 2) and (not stride or _all(stride, 2))
 
 
 def _all(value: Any, wanted: int) -> bool:
-    return all(one == wanted for one in ([value] if isinstance(value, int) else value))
+    return all(each == wanted for each in ([value] if isinstance(value, int) else value))

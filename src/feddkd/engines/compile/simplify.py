@@ -1,9 +1,9 @@
-"""A traced graph without what computes nothing: for a CPU, where every operation is launched by
-Python, and small ones cost more to launch than to carry out.
+"""The removal of useless operations from a traced graph, for CPUs.
 
-Tracing through vmap and grad leaves views that change nothing, constants made anew in every step, a
-loss that nobody reads, and a new tensor for every link of a chain. What is done about it here
-changes no bit of the results.
+There Python launches every operation, and for small ones the launch takes longer than the
+operation. Tracing through vmap and grad leaves views that change nothing, constants that every step
+makes again, a loss that is not read, and a new tensor for every operation of a chain. Removing
+these changes no bit of the results.
 """
 
 import operator
@@ -29,117 +29,111 @@ LIKE = {
 }
 PRODUCTS = {aten.mul.Scalar, aten.mul.Tensor}
 COMMUTE = {aten.add.Tensor, aten.mul.Tensor}
-HELD = 1 << 16  # numbers of a constant: a larger one costs more to hold than to make
+LARGEST_CONSTANT = 1 << 16  # numbers; a larger one costs more to store than to make
 
 
 def trimmed(function: Callable[..., Any], *example: Any) -> Callable[..., Any]:
-    """The traced function, for inputs of the example's shapes, in fewer and cheaper operations."""
+    """Return the traced function, for inputs of the example's shapes, with fewer operations."""
     module = traced(function, *example)
-    # else a constant may be written to, a view of anything read
+    # if any node writes to a tensor, that may be a constant, or one that a view reads later
     pure = not any(_writes(node) for node in module.graph.nodes)
-    held = _constants(module) if pure else {}
+    constants = _constants(module) if pure else {}
     for node in module.graph.nodes:
-        if (same := _same(node, held)) is not None:
-            _put_in_place(node, same)
-    for number, (node, value) in enumerate(held.items()):
+        if (equal := _equal_node(node, constants)) is not None:
+            _replace(node, equal)
+    for number, (node, value) in enumerate(constants.items()):
         if node.users:
-            setattr(module, f"held_{number}", value)
+            name = f"constant_{number}"
+            setattr(module, name, value)
             with module.graph.inserting_before(node):
-                node.replace_all_uses_with(module.graph.create_node("get_attr", f"held_{number}"))
+                node.replace_all_uses_with(module.graph.create_node("get_attr", name))
     module.graph.eliminate_dead_code()
     for node in module.graph.nodes if pure else ():
-        _write_over(node)
+        _make_in_place(node)
     module.recompile()
     result: Callable[..., Any] = module.forward
     return result
 
 
 def _writes(node: Node) -> bool:
+    """Return whether a node may write to one of its inputs."""
     if node.op != "call_function" or node.target is operator.getitem:
         return False
     return not isinstance(node.target, OpOverload) or node.target._schema.is_mutable
 
 
 def _constants(module: GraphModule) -> dict[Node, Tensor]:
-    """What depends on no input, computed once."""
-    held: dict[Node, Tensor] = {}
+    """Return the values of the nodes that depend on no input."""
+    constants: dict[Node, Tensor] = {}
     for node in module.graph.nodes:
         inputs = node.all_input_nodes
-        like = node.target in LIKE  # their numbers do not count
-        known = {one: _blank(one) if like else held[one] for one in inputs if like or one in held}
-        if len(known) == len(inputs) and _is_plain(node):
-            args, kwargs = map_arg((node.args, dict(node.kwargs)), known.__getitem__)
-            held[node] = node.target(*args, **kwargs)
-    return held
+        if node.target in LIKE:  # the numbers of its inputs do not matter
+            values = {each: _blank(each) for each in inputs}
+        else:
+            values = {each: constants[each] for each in inputs if each in constants}
+        if len(values) == len(inputs) and _is_plain(node):
+            args, kwargs = map_arg((node.args, dict(node.kwargs)), values.__getitem__)
+            constants[node] = node.target(*args, **kwargs)
+    return constants
 
 
 def _is_plain(node: Node) -> bool:
-    """One small tensor, made without chance."""
+    """Return whether a node makes one small tensor, without a random draw."""
     val, target = node.meta.get("val"), node.target
-    chance = not isinstance(target, OpOverload) or torch.Tag.nondeterministic_seeded in target.tags
-    return isinstance(val, Tensor) and val.numel() <= HELD and not chance
+    if not isinstance(target, OpOverload) or torch.Tag.nondeterministic_seeded in target.tags:
+        return False
+    return isinstance(val, Tensor) and val.numel() <= LARGEST_CONSTANT
 
 
 def _blank(node: Node) -> Tensor:
+    """Return a tensor of the shape and type that a node makes."""
     val = node.meta["val"]
     return torch.empty(val.shape, dtype=val.dtype, device=val.device)
 
 
-def _same(node: Node, held: dict[Node, Tensor]) -> Node | None:
-    """The node that has the same value already, where there is one."""
-    given: tuple[Any, ...] = node.args
-    first, *rest = given or (None,)
-    if node.target in RESHAPES and _alike(node, first):
+def _equal_node(node: Node, constants: dict[Node, Tensor]) -> Node | None:
+    """Return an earlier node that has the same value, or None."""
+    inputs: tuple[Any, ...] = node.args
+    first, *rest = inputs or (None,)
+    if node.target in RESHAPES and _fit(node, first):
         return cast(Node, first)
-    if (
-        node.target is aten.transpose.int
-        and first.target is node.target
-        and sorted(first.args[1:]) == sorted(rest)
-    ):
-        return cast(Node, first.args[0])
-    if node.target is aten.mul.Scalar and rest == [1] and _alike(node, first):
+    if node.target is aten.transpose.int and first.target is node.target:  # twice the same axes
+        return cast(Node, first.args[0]) if sorted(first.args[1:]) == sorted(rest) else None
+    if node.target is aten.mul.Scalar and rest == [1] and _fit(node, first):
         return cast(Node, first)
     factors = {rest[0]: first, first: rest[0]} if node.target is aten.mul.Tensor else {}
-    return next(
-        (
-            other
-            for one, other in factors.items()
-            if one in held and _alike(node, other) and (held[one] == 1).all()
-        ),
-        None,
-    )
+    for factor, other in factors.items():
+        if factor in constants and _fit(node, other) and (constants[factor] == 1).all():
+            return cast(Node, other)
+    return None
 
 
-def _put_in_place(node: Node, same: Node) -> None:
-    """Products are written out anew, so that a view can be taken of them; of what was multiplied by
-    one that need not be so.
+def _replace(node: Node, equal: Node) -> None:
+    """Use an equal node in the place of a node.
+
+    A product is a new contiguous tensor, so its users may view it; the factor that replaces it
+    may need a reshape.
     """
     for user in node.users if node.target in PRODUCTS else ():
         user.target = aten.reshape.default if user.target is aten.view.default else user.target
-    node.replace_all_uses_with(same)
+    node.replace_all_uses_with(equal)
 
 
-def _alike(*nodes: Any) -> bool:
-    """Whether both are one tensor, of the same shape and type."""
+def _fit(*nodes: Any) -> bool:
+    """Return whether both nodes make one tensor, of the same shape and type."""
     a, b = (node.meta.get("val") if isinstance(node, Node) else None for node in nodes)
-    return (
-        isinstance(a, Tensor)
-        and isinstance(b, Tensor)
-        and a.shape == b.shape
-        and a.dtype == b.dtype
-    )
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
+        return False
+    return a.shape == b.shape and a.dtype == b.dtype
 
 
-def _write_over(node: Node) -> None:
-    """In the place of an operand that nobody else reads, where it can be."""
+def _make_in_place(node: Node) -> None:
+    """Let a node write to the memory of an operand that only it reads, if there is one."""
     target = node.target
     if not isinstance(target, OpOverload) or torch.Tag.pointwise not in target.tags or node.kwargs:
         return
-    in_place = getattr(
-        getattr(aten, f"{target._schema.name.removeprefix('aten::')}_", None),
-        target._overloadname,
-        None,
-    )
+    name = target._schema.name.removeprefix("aten::")
+    in_place = getattr(getattr(aten, f"{name}_", None), target._overloadname, None)
     if target in COMMUTE and not _is_spare(node, node.args[0]) and _is_spare(node, node.args[1]):
         node.args = (node.args[1], node.args[0])
     if in_place is not None and _is_spare(node, node.args[0]):
@@ -147,19 +141,17 @@ def _write_over(node: Node) -> None:
 
 
 def _is_spare(node: Node, operand: Any) -> bool:
-    """Whether the operand was made in the graph, for this node alone, and lies in memory as the
-    result would.
+    """Return whether the result of a node can be written to the memory of an operand.
+
+    The operand must be made in the graph, for this node alone, with the memory layout of the
+    result.
     """
-    if (
-        not isinstance(operand, Node)
-        or operand.op != "call_function"
-        or list(operand.users) != [node]
-    ):
+    if not isinstance(operand, Node) or operand.op != "call_function":
         return False
-    made = (
-        isinstance(operand.target, OpOverload)
-        and not operand.target.is_view
-        and operand.target not in RESHAPES
-    )
-    once = node.args.count(operand) == 1 and _alike(node, operand)
-    return made and once and bool(node.meta["val"].stride() == operand.meta["val"].stride())
+    if list(operand.users) != [node]:
+        return False
+    made = operand.target
+    if not isinstance(made, OpOverload) or made.is_view or made in RESHAPES:
+        return False
+    once = node.args.count(operand) == 1 and _fit(node, operand)
+    return once and bool(node.meta["val"].stride() == operand.meta["val"].stride())

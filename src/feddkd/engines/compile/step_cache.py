@@ -1,5 +1,6 @@
-"""The steps of a fold traced once and then launched flat, batch after batch, so that nothing but
-tensor operations is left of them. No bit changes.
+"""Steps of a fold, traced once and then run on flat lists of tensors.
+
+Only tensor operations are left of a traced step. Tracing changes no bit of the results.
 """
 
 from collections import Counter
@@ -16,16 +17,16 @@ from feddkd.method import Batch, Fold
 from feddkd.models.functional import Model
 from feddkd.tensors import Groups
 
-# steps of a kind after which it is traced: by then tracing, half a second the first time, would
-# about have paid
-PAYS = 500
+# A kind of step is traced after this number of steps: by then the time for tracing, half a second
+# the first time, would about have been saved.
+TRACE_AFTER = 500
 Step = Callable[[Groups, Groups, Batch], Groups]  # (sent, carry, batch) -> carry
 
 
-class Traces:
+class TracedSteps:
     """Traced steps by their kind.
 
-    Inputs of other shapes must be of another kind, but for the batch's.
+    Inputs of other shapes must have another kind; the shape of the batch may vary.
     """
 
     def __init__(self) -> None:
@@ -34,73 +35,82 @@ class Traces:
     def clear(self) -> None:
         self._steps.clear()
 
-    def learn(
+    def trace(
         self, kind: Hashable, step: Step, sent: Groups, carry: Groups, batch: Batch
     ) -> Callable[..., list[Tensor]]:
-        """The traced step; traced now, unless that has been done."""
+        """Return the traced step; trace it if this has not been done."""
         key = kind, batch.x.shape
         if key not in self._steps:
-            flat, shape = tree_flatten(carry)
-            self._steps[key] = trimmed(_flat(step, sent, shape), *tree_leaves(sent), *flat, *batch)
+            leaves, tree = tree_flatten(carry)
+            flat_step = _flat(step, sent, tree)
+            self._steps[key] = trimmed(flat_step, *tree_leaves(sent), *leaves, *batch)
         return self._steps[key]
 
-    def walk(
+    def run(
         self, kind: Hashable, step: Step, sent: Groups, carry: Groups, batches: Iterable[Batch]
     ) -> Groups:
-        """Tensors lie side by side from the first step to the last: taking nested ones apart takes
-        time, too.
+        """Return the carry after one step for each batch.
+
+        The tensors stay in a flat list from the first step to the last, because to flatten nested
+        ones takes time.
         """
-        given, (flat, shape) = tree_leaves(sent), tree_flatten(carry)
+        sent_leaves, (leaves, tree) = tree_leaves(sent), tree_flatten(carry)
         for batch in batches:
-            traced = self._steps.get((kind, batch.x.shape)) or self.learn(
-                kind, step, sent, tree_unflatten(flat, shape), batch
+            traced = self._steps.get((kind, batch.x.shape)) or self.trace(
+                kind, step, sent, tree_unflatten(leaves, tree), batch
             )
-            flat = traced(*given, *flat, *batch)
-        moved: Groups = tree_unflatten(flat, shape)
-        return moved
+            leaves = traced(*sent_leaves, *leaves, *batch)
+        result: Groups = tree_unflatten(leaves, tree)
+        return result
 
 
-class Practice:
-    """Walks step by step, and what it has done often by traces."""
+class FoldTracer:
+    """Runs folds step by step, and traces the kinds of step that it has run often."""
 
     def __init__(self) -> None:
-        self._made: Counter[Hashable] = Counter()  # kind -> steps
-        self._traces = Traces()
-        self._untraced: set[Hashable] = set()  # kinds that cannot be: those that branch on numbers
+        self._steps_done: Counter[Hashable] = Counter()  # kind -> steps
+        self._traced = TracedSteps()
+        # kinds that cannot be traced, because they branch on numbers
+        self._untraceable: set[Hashable] = set()
 
-    def walk(
+    def run(
         self, model: Model, client: Fold, sent: Groups, carry: Groups, batches: Iterable[Batch]
     ) -> Groups:
+        """Return the carry after one step for each batch."""
         step = partial(client.step, model)
-        for _, alike in groupby(batches, key=lambda batch: len(batch.y)):
-            carry = self._walk(client, step, sent, carry, alike)
+        for _, equal in groupby(batches, key=lambda batch: len(batch.y)):
+            carry = self._run_equal(client, step, sent, carry, equal)
         return carry
 
-    def _walk(
-        self, client: Fold, step: Step, sent: Groups, carry: Groups, alike: Iterator[Batch]
+    def _run_equal(
+        self, client: Fold, step: Step, sent: Groups, carry: Groups, batches: Iterator[Batch]
     ) -> Groups:
-        """Over batches of equal size."""
-        first = next(alike)
-        kind, batches = (client, len(first.y), _form(sent), _form(carry)), chain((first,), alike)
-        if self._made[kind] >= PAYS and self._can(kind, step, sent, carry, first):
-            return self._traces.walk(kind, step, sent, carry, batches)
-        for batch in batches:
+        """Run the steps for batches of equal size."""
+        first = next(batches)
+        kind = client, len(first.y), _shapes(sent), _shapes(carry)
+        remaining = chain((first,), batches)
+        often = self._steps_done[kind] >= TRACE_AFTER
+        if often and self._can_trace(kind, step, sent, carry, first):
+            return self._traced.run(kind, step, sent, carry, remaining)
+        for batch in remaining:
             carry = step(sent, carry, batch)
-            self._made[kind] += 1
+            self._steps_done[kind] += 1
         return carry
 
-    def _can(self, kind: Hashable, step: Step, sent: Groups, carry: Groups, batch: Batch) -> bool:
-        if kind not in self._untraced:
+    def _can_trace(
+        self, kind: Hashable, step: Step, sent: Groups, carry: Groups, batch: Batch
+    ) -> bool:
+        if kind not in self._untraceable:
             try:
-                # a network that draws by itself draws while it is traced, too
+                # a network that draws random numbers draws them while it is traced, too
                 with fork_rng(devices=[]):
-                    self._traces.learn(kind, step, sent, carry, batch)
-            except Exception:  # whatever it is, the step itself has worked all the time
-                self._untraced.add(kind)
-        return kind not in self._untraced
+                    self._traced.trace(kind, step, sent, carry, batch)
+            except Exception:  # any error: the step itself works without a trace
+                self._untraceable.add(kind)
+        return kind not in self._untraceable
 
 
-def _form(groups: Groups) -> Hashable:
+def _shapes(groups: Groups) -> Hashable:
     return tuple(
         (group, name, tensor.shape)
         for group, tensors in groups.items()
@@ -108,15 +118,14 @@ def _form(groups: Groups) -> Hashable:
     )
 
 
-def _flat(step: Step, sent: Groups, shape: TreeSpec) -> Callable[..., list[Tensor]]:
-    """A step of tensors side by side: what is sent, carry, batch -> carry."""
-    given, parts = tree_structure(sent), len(Batch._fields)
+def _flat(step: Step, sent: Groups, tree: TreeSpec) -> Callable[..., list[Tensor]]:
+    """Return the step as a function of flat tensors: (*sent, *carry, *batch) -> carry."""
+    sent_tree, fields = tree_structure(sent), len(Batch._fields)
 
-    def side_by_side(*leaves: Tensor) -> list[Tensor]:
-        at = given.num_leaves
-        carry = tree_unflatten(leaves[at:-parts], shape)
-        return shape.flatten_up_to(
-            step(tree_unflatten(leaves[:at], given), carry, Batch(*leaves[-parts:]))
-        )
+    def flat_step(*leaves: Tensor) -> list[Tensor]:
+        start = sent_tree.num_leaves
+        nested = tree_unflatten(leaves[:start], sent_tree)
+        carry = tree_unflatten(leaves[start:-fields], tree)
+        return tree.flatten_up_to(step(nested, carry, Batch(*leaves[-fields:])))
 
-    return side_by_side
+    return flat_step

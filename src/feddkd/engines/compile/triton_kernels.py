@@ -1,9 +1,9 @@
-"""Triton kernels: convolutions over lanes, each lane with weights of its own, and the 2x2 pooling
-and ReLU behind them.
+"""Triton kernels: convolutions over lanes, with the 2x2 pooling and ReLU that follow them.
 
-A convolution is a matrix product whose left operand, the patches, is never written out: its
-elements are read from the image as they are needed. Pooling is done on what the product left in
-registers, so only a quarter of it is written, with one byte that says which of the four places won.
+Each lane has its own weights. A convolution is a matrix product whose left operand, the patches, is
+never written out: its elements are read from the image when they are needed. Pooling works on the
+product in registers, so only a quarter of it is written, and one byte for each window that says
+which of its four positions is the largest.
 
 Images are (lanes, batch, height, width, channels), weights (lanes, kernel height, kernel width,
 channels, outputs).
@@ -14,20 +14,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-DEPTH = 128  # bytes of a row that a step through a sum takes in
-PROGRAMS = 512  # that a chip should have at least to keep it busy
-SHORTEST = 256  # places that a piece of a sum is worth
+DEPTH = 128  # bytes of a row that one step through a sum reads
+PROGRAMS = 512  # at least this many keep a GPU busy
+SHORTEST = 256  # positions in a piece of a sum, at least
 
 
 @triton.jit
 def _convolve(
     x, w, bias, y, place, B,
-    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, OUT: tl.constexpr, HP: tl.constexpr, WP: tl.constexpr,
-    KH: tl.constexpr, KW: tl.constexpr, PAD: tl.constexpr, POOL: tl.constexpr, RELU: tl.constexpr, BIAS: tl.constexpr,
+    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, OUT: tl.constexpr,
+    HP: tl.constexpr, WP: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, PAD: tl.constexpr,
+    POOL: tl.constexpr, RELU: tl.constexpr, BIAS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """y = relu(pool(x * w + bias)), a tile of BM pooled places by BN outputs; one sum for each
-    place of the pooling window.
+    """Compute y = relu(pool(x * w + bias)), a tile of BM pooled positions by BN outputs.
+
+    There is one sum for each position of the pooling window.
     """
     K: tl.constexpr = KH * KW * C
     lane = tl.program_id(2).to(tl.int64)
@@ -55,18 +57,8 @@ def _convolve(
         if POOL == 2:
             sum1 = _add(x + at + C, there, row, column + 1, weights, sum1, H, W, PAD, PRECISION)
             sum2 = _add(x + at + W * C, there, row + 1, column, weights, sum2, H, W, PAD, PRECISION)
-            sum3 = _add(
-                x + at + (W * C + C),
-                there,
-                row + 1,
-                column + 1,
-                weights,
-                sum3,
-                H,
-                W,
-                PAD,
-                PRECISION,
-            )
+            diagonal = x + at + (W * C + C)
+            sum3 = _add(diagonal, there, row + 1, column + 1, weights, sum3, H, W, PAD, PRECISION)
     to = lane * B * (HP * WP * OUT) + m[:, None] * OUT + n[None, :]
     mask = inside[:, None] & (n < OUT)[None, :]
     best = sum0
@@ -79,7 +71,7 @@ def _convolve(
     if BIAS:
         best += tl.load(bias + lane * OUT + n, mask=n < OUT, other=0.0).to(tl.float32)[None, :]
     if RELU:
-        best = tl.where(best < 0, 0.0, best)  # what is not a number stays so
+        best = tl.where(best < 0, 0.0, best)  # NaN stays NaN
     tl.store(y + to, best.to(y.dtype.element_ty), mask=mask)
 
 
@@ -97,7 +89,7 @@ def _add(
 
 @triton.jit
 def _larger(best, where, other, number: tl.constexpr):
-    """The first of equals; what is not a number wins."""
+    """Return the larger value and its number: the first of equals, and NaN before any number."""
     wins = (other > best) | (other != other)
     return tl.where(wins, other, best), tl.where(wins, number, where)
 
@@ -105,12 +97,14 @@ def _larger(best, where, other, number: tl.constexpr):
 @triton.jit
 def _to_weights(
     slopes, x, dw, B, PIECE,
-    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, OUT: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
-    KH: tl.constexpr, KW: tl.constexpr, PAD: tl.constexpr, PIECES: tl.constexpr,
+    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, OUT: tl.constexpr,
+    HO: tl.constexpr, WO: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, PAD: tl.constexpr,
+    PIECES: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The gradient for the weights, a tile of BK of their rows by BN outputs: the part of a sum
-    that comes from PIECE places.
+    """Compute the gradient of the weights, a tile of BK of their rows by BN outputs.
+
+    One program computes the part of the sum that comes from PIECE positions.
     """
     K: tl.constexpr = KH * KW * C
     lane = (tl.program_id(2) // PIECES).to(tl.int64)
@@ -151,46 +145,47 @@ def convolve(
     pool: int,
     relu: bool,
 ) -> tuple[Tensor, Tensor]:
-    """relu(pool(x * w + bias)), `size` high and wide, and where pool == 2 which place of its window
-    won: 0 to 3.
+    """Return relu(pool(x * w + bias)) of height and width `size`, and the pooling positions.
+
+    For pool == 2 these are the positions of the largest values in their windows: 0 to 3.
     """
     (lanes, batch, height, width, channels), (kh, kw, _, out) = x.shape, w.shape[1:]
     y = x.new_empty(lanes, batch, *size, out)
     place = torch.empty(y.shape if pool == 2 else (0,), dtype=torch.uint8, device=x.device)
-    bm, bn, bk = (
-        64 if pool == 2 else 128,
-        _tile(out, 64 if pool == 2 else 128),
-        _tile(kh * kw * channels, DEPTH // pool // max(2, x.element_size())),
-    )
+    bm = 64 if pool == 2 else 128
+    bn = _tile(out, bm)
+    bk = _tile(kh * kw * channels, DEPTH // pool // max(2, x.element_size()))
     grid = (triton.cdiv(batch * size[0] * size[1], bm), triton.cdiv(out, bn), lanes)
     _convolve[grid](
-        x, w, bias, y, place, batch, height, width, channels, out, *size, kh, kw, pad, pool, relu, bias is not None,
+        x, w, bias, y, place, batch, height, width, channels, out, *size,
+        kh, kw, pad, pool, relu, bias is not None,
         bm, bn, bk, _precision(), num_warps=8 if bm * bn > 8192 else 4, num_stages=3,
     )  # fmt: skip
     return y, place
 
 
 def to_weights(slopes: Tensor, x: Tensor, kh: int, kw: int, pad: int) -> Tensor:
-    """The gradient for the weights. Given is that for the convolution's output, or the upper left
-    part of it that is not zero.
+    """Return the gradient of the weights.
 
-    The pieces of a long sum are added here: a compiler that joins their sum with the update reads
-    them in the order of the weights, far apart, which for one lane of VGG-9 took four fifths of a
-    step.
+    `slopes` is the gradient of the convolution's output, or its upper left part if the rest is
+    zero. The pieces of a long sum are added here, not by the compiler: it would join their sum with
+    the update and read the pieces in the order of the weights, far apart, which for one lane of
+    VGG-9 took four fifths of a step.
     """
     (lanes, batch, high, wide, out), (height, width, channels) = slopes.shape, x.shape[2:]
     rows, places = kh * kw * channels, batch * high * wide
     bm, bn, bk = DEPTH // max(2, x.element_size()), _tile(out, 128), _tile(rows, 128)
     tiles = lanes * triton.cdiv(rows, bk) * triton.cdiv(out, bn)
-    # so that the whole chip has work
+    # enough pieces to give the whole GPU work
     pieces = max(1, min(triton.cdiv(PROGRAMS, tiles), places // SHORTEST))
-    # a whole number of steps; the last piece may be short, or empty
+    # each piece is a whole number of steps; the last one may be shorter, or empty
     piece = triton.cdiv(triton.cdiv(places, pieces), bm) * bm
     dw = x.new_empty(lanes, pieces, kh, kw, channels, out, dtype=torch.float32)
     grid = (triton.cdiv(rows, bk), triton.cdiv(out, bn), lanes * pieces)
     _to_weights[grid](
         slopes, x, dw, batch, piece, height, width, channels, out, high, wide, kh, kw, pad, pieces,
-        bm, bn, bk, _precision(), num_warps=8 if bk * bn > 8192 else 4, num_stages=2 if bk * bn <= 8192 else 3,
+        bm, bn, bk, _precision(),
+        num_warps=8 if bk * bn > 8192 else 4, num_stages=2 if bk * bn <= 8192 else 3,
     )  # fmt: skip
     return dw.sum(1) if pieces > 1 else dw.squeeze(1)
 

@@ -1,1 +1,1 @@
-"""The engine that deals clients to worker processes, one for each core."""
+"""The engine that distributes clients to worker processes, one for each core."""

@@ -1,6 +1,6 @@
-"""Messages between the pool and its workers:
+"""Messages between the pool and its workers.
 
-a pickle through a pipe, its tensors in an anonymous memory file beside it.
+A message is a pickle that goes through a pipe. Its tensors lie in an anonymous memory file.
 """
 
 import io
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     Pipe = Connection[Any, Any]
 else:
     Pipe = Connection
-ALIGNED = 64  # bytes: where tensors begin in a memory file
+ALIGNED = 64  # tensors begin at multiples of this number of bytes
 
 
 def pack(message: object) -> tuple[bytes, int | None]:
-    """A message as (pickle, memory file, if there are tensors in it).
+    """Return a message as (pickle, memory file); without tensors the memory file is None.
 
     A tensor that occurs twice is written once.
     """
@@ -34,8 +34,8 @@ def pack(message: object) -> tuple[bytes, int | None]:
     try:
         os.ftruncate(memory, pickler.size)
         pages = _pages(memory)
-        for tensor, place in pickler.tensors.values():
-            place.open(pages).copy_(tensor)
+        for tensor, slot in pickler.tensors.values():
+            slot.open(pages).copy_(tensor)
     except BaseException:
         os.close(memory)
         raise
@@ -60,7 +60,7 @@ def receive(pipe: Pipe) -> Any:
 def _receive_pages(pipe: Pipe) -> Tensor:
     try:
         memory = recv_handle(pipe)
-    except RuntimeError:  # its word for a message that breaks off
+    except RuntimeError:  # raised for a message that is cut off
         raise EOFError from None
     try:
         return _pages(memory)
@@ -69,14 +69,14 @@ def _receive_pages(pipe: Pipe) -> Tensor:
 
 
 def _pages(memory: int) -> Tensor:
-    """A memory file as a tensor of bytes. Python's mmap would keep a file open for each."""
+    """Return a memory file as a tensor of bytes; Python's mmap would keep the file open."""
     return torch.from_file(
         f"/proc/self/fd/{memory}", shared=True, size=os.fstat(memory).st_size, dtype=torch.uint8
     )
 
 
 class TensorSlot(NamedTuple):
-    """Where a tensor lies in a memory file."""
+    """The place of a tensor in a memory file."""
 
     offset: int
     size: int
@@ -93,28 +93,26 @@ class _Pickler(pickle.Pickler):
         self.tensors: dict[int, tuple[Tensor, TensorSlot]] = {}
         self.size = 0
 
-    def persistent_id(self, thing: object) -> TensorSlot | None:
-        if not isinstance(thing, Tensor) or thing.numel() == 0:
+    def persistent_id(self, value: object) -> TensorSlot | None:
+        if not isinstance(value, Tensor) or value.numel() == 0:
             return None
-        if id(thing) not in self.tensors:
-            size = thing.numel() * thing.element_size()
-            self.tensors[id(thing)] = (
-                thing,
-                TensorSlot(self.size, size, thing.dtype, tuple(thing.shape)),
-            )
+        if id(value) not in self.tensors:
+            size = value.numel() * value.element_size()
+            slot = TensorSlot(self.size, size, value.dtype, tuple(value.shape))
+            self.tensors[id(value)] = value, slot
             self.size += -(-size // ALIGNED) * ALIGNED
-        return self.tensors[id(thing)][1]
+        return self.tensors[id(value)][1]
 
 
 class _Unpickler(pickle.Unpickler):
-    """At the first tensor it fetches the file that they lie in."""
+    """Reads a message; at the first tensor it receives the memory file."""
 
     def __init__(self, file: io.BytesIO, pipe: Pipe) -> None:
         super().__init__(file)
         self.pipe = pipe
         self.pages: Tensor | None = None
 
-    def persistent_load(self, place: TensorSlot) -> Tensor:
+    def persistent_load(self, slot: TensorSlot) -> Tensor:
         if self.pages is None:
             self.pages = _receive_pages(self.pipe)
-        return place.open(self.pages)
+        return slot.open(self.pages)

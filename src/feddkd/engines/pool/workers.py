@@ -1,7 +1,4 @@
-"""Worker processes:
-
-forked, told what to do, watched, ended. The tasks they are given and the answers they give.
-"""
+"""Worker processes: started, given tasks, watched and stopped."""
 
 import ctypes
 import gc
@@ -27,51 +24,55 @@ from feddkd.errors import ClientError, InputError
 from feddkd.tensors import Groups
 
 
-class Task(NamedTuple):
-    """One client's turn: the number of its order in the exchange, and its own; or one of its
-    batches alone.
-    """
+class ClientTask(NamedTuple):
+    """The work of one client, or one of its batches."""
 
-    order: int
+    order: int  # the number of its order in the exchange
     client: int
     batch: int | None = None
 
 
-class Brief(NamedTuple):
-    """What workers must be told of an exchange. Phases they know, by number."""
+class ExchangeInfo(NamedTuple):
+    """The part of an exchange that all workers need."""
 
-    phase: int
+    phase: int  # the number of a phase that the workers know
     retain: frozenset[str] | None
     orders: Sequence[Order]
-    # (run, client) -> memo, where they know another; None: it has none
-    news: Mapping[tuple[int, int], Groups | None]
+    # (run, client) -> memo, if the workers know another one; None: the client has no memo
+    changed_memos: Mapping[tuple[int, int], Groups | None]
 
 
 class Answer(NamedTuple):
-    """A client's upload, and the memo groups it keeps: None stands for a group as it was."""
+    """A client's upload, and the memo groups it keeps: None stands for an unchanged group."""
 
     upload: Groups
     memo: dict[str, Any]
 
 
 class Failure(NamedTuple):
+    """An error in a worker, and its traceback as text."""
+
     error: Exception
     trace: str
 
 
 class Worker(NamedTuple):
+    """A worker process and the engine's end of its pipe."""
+
     process: BaseProcess
     pipe: Pipe
 
 
-class Crew:
-    """Forked processes that hear briefs and answer tasks until they are ended."""
+UpdateMemos = Callable[[ExchangeInfo], None]
+Compute = Callable[[ExchangeInfo, ClientTask], Answer]
 
-    def __init__(
-        self, size: int, hear: Callable[[Brief], None], answer: Callable[[Brief, Task], Answer]
-    ) -> None:
-        # torch.func imports hundreds of modules at its first call (1.5 s): here once, not in every
-        # worker
+
+class Workers:
+    """Forked processes that compute tasks until they are stopped."""
+
+    def __init__(self, size: int, update_memos: UpdateMemos, compute: Compute) -> None:
+        # torch.func imports hundreds of modules at its first call (1.5 s): import them once here,
+        # not in every worker
         importlib.import_module("torch._dynamo")
         self.workers: list[Worker] = []
         pipes = [multiprocessing.Pipe() for _ in range(size)]
@@ -79,77 +80,73 @@ class Crew:
         try:
             for ours, theirs in pipes:
                 others = [end for pair in pipes for end in pair if end is not theirs]
-                process = context.Process(
-                    target=_work, args=(theirs, others, os.getpid(), hear, answer), daemon=True
-                )
-                # of threads that do not survive a fork: see _settle
+                inputs = (theirs, others, os.getpid(), update_memos, compute)
+                process = context.Process(target=_worker_main, args=inputs, daemon=True)
+                # Python warns about threads that do not survive a fork: see _prepare
                 with warnings.catch_warnings(action="ignore"):
                     process.start()
                 self.workers.append(Worker(process, ours))
         except BaseException:
-            self.end()
+            self.stop()
             raise
         finally:
             for _, theirs in pipes:
                 theirs.close()
 
-    def healthy(self, size: int) -> bool:
+    def are_alive(self, size: int) -> bool:
+        """Return whether there are at least `size` workers and all of them are alive."""
         return len(self.workers) >= size and all(
             worker.process.is_alive() for worker in self.workers
         )
 
-    def perform(self, brief: Brief, tasks: Sequence[Task], phase: str) -> dict[Task, Answer]:
-        """Every task's answer. Whoever is free gets the next task."""
-        waiting, busy, answers = list(reversed(tasks)), dict[int, Task](), dict[Task, Answer]()
+    def perform(
+        self, info: ExchangeInfo, tasks: Sequence[ClientTask], phase: str
+    ) -> dict[ClientTask, Answer]:
+        """Return the answer of every task. A worker that is free gets the next task."""
+        waiting = list(reversed(tasks))
+        busy: dict[int, ClientTask] = {}  # worker -> its task
+        answers: dict[ClientTask, Answer] = {}
         free = list(range(min(len(self.workers), len(tasks))))
-        # all of them: who has nothing to do now will need the news another time
-        self._tell(range(len(self.workers)), brief)
+        # to all of them: a worker without a task now needs the memos in a later exchange
+        self._send(range(len(self.workers)), info)
         while waiting or busy:
             while waiting and free:
-                at = free.pop()
-                busy[at] = waiting.pop()
-                self._tell([at], busy[at])
-            for at in self._ready(busy):
-                answers[busy[at]] = self._fetch(at, busy[at], brief, phase)
-                del busy[at]
-                free.append(at)
+                number = free.pop()
+                busy[number] = waiting.pop()
+                self._send([number], busy[number])
+            for number in self._ready(busy):
+                task = busy.pop(number)
+                answers[task] = self._receive(number, task, info, phase)
+                free.append(number)
         return answers
 
-    def _tell(self, workers: Sequence[int], message: Brief | Task) -> None:
+    def _send(self, numbers: Sequence[int], message: ExchangeInfo | ClientTask) -> None:
         header, memory = pack(message)
         try:
-            for at in workers:
-                # of a dead worker: _fetch will tell
+            for number in numbers:
+                # raised if the worker is dead: _receive reports it
                 with suppress(BrokenPipeError, ConnectionResetError):
-                    send(self.workers[at].pipe, header, memory)
+                    send(self.workers[number].pipe, header, memory)
         finally:
             close(memory)
 
-    def _ready(self, busy: dict[int, Task]) -> list[int]:
-        """Busy workers that have answered or died."""
-        ready = wait(
-            [
-                thing
-                for at in busy
-                for thing in (self.workers[at].pipe, self.workers[at].process.sentinel)
-            ]
-        )
-        return [
-            at
-            for at in busy
-            if self.workers[at].pipe in ready or self.workers[at].process.sentinel in ready
-        ]
+    def _ready(self, busy: Mapping[int, ClientTask]) -> list[int]:
+        """Wait until busy workers have answered or died, and return their numbers."""
+        pipes = {number: self.workers[number].pipe for number in busy}
+        ends = {number: self.workers[number].process.sentinel for number in busy}
+        ready = wait([*pipes.values(), *ends.values()])
+        return [n for n in busy if pipes[n] in ready or ends[n] in ready]
 
-    def _fetch(self, at: int, task: Task, brief: Brief, phase: str) -> Answer:
-        process, pipe = self.workers[at]
+    def _receive(self, number: int, task: ClientTask, info: ExchangeInfo, phase: str) -> Answer:
+        process, pipe = self.workers[number]
         try:
             answer = receive(pipe)
         except (EOFError, OSError):
             process.join(1)
-            key = (*brief.orders[task.order].key, task.client)
+            key = (*info.orders[task.order].key, task.client)
             raise ClientError(
                 f"client {task.client} failed in phase {phase!r}, key {key}: its worker process"
-                f" {process.pid} {_fate(process.exitcode)}"
+                f" {process.pid} {_end_of(process.exitcode)}"
             ) from None
         if isinstance(answer, Failure):
             raise answer.error from RuntimeError(
@@ -158,8 +155,8 @@ class Crew:
         assert isinstance(answer, Answer)
         return answer
 
-    def end(self) -> None:
-        """By SIGKILL: workers hold nothing that would need putting in order."""
+    def stop(self) -> None:
+        """End the workers by SIGKILL: they hold nothing that needs to be saved."""
         for process, pipe in self.workers:
             process.kill()
             process.join()
@@ -168,72 +165,73 @@ class Crew:
         self.workers = []
 
 
-def _fate(exitcode: int | None) -> str:
+def _end_of(exitcode: int | None) -> str:
+    """Return in words how a worker process ended."""
     if exitcode is None:
-        return "broke off its answer"
+        return "sent an incomplete answer"
     if exitcode >= 0:
         return f"ended (exit status {exitcode})"
-    fate = f"was ended by {signal.Signals(-exitcode).name}"
-    return f"{fate}, perhaps for want of memory" if exitcode == -signal.SIGKILL else fate
+    name = signal.Signals(-exitcode).name
+    reason = ", perhaps because memory ran out" if exitcode == -signal.SIGKILL else ""
+    return f"was ended by {name}{reason}"
 
 
 # --- in a worker
 
 
-def _work(
-    pipe: Pipe,
-    others: Sequence[Pipe],
-    parent: int,
-    hear: Callable[[Brief], None],
-    answer: Callable[[Brief, Task], Answer],
+def _worker_main(
+    pipe: Pipe, others: Sequence[Pipe], parent: int, update_memos: UpdateMemos, compute: Compute
 ) -> None:
-    """The life of a worker. It never returns into the program of which it is a copy."""
+    """Compute tasks for ever; the process never returns into the program that was forked."""
     try:
-        _settle(others, parent)
+        _prepare(others, parent)
         while True:
             message = receive(pipe)
-            if isinstance(message, Brief):
-                brief = message
-                hear(brief)
+            if isinstance(message, ExchangeInfo):
+                info = message
+                update_memos(info)
                 continue
-            header, memory = pack(_outcome(answer, brief, message))
+            header, memory = pack(_answer_or_failure(compute, info, message))
             send(pipe, header, memory)
             close(memory)
     finally:
         os._exit(1)
 
 
-def _outcome(answer: Callable[[Brief, Task], Answer], brief: Brief, task: Task) -> Answer | Failure:
+def _answer_or_failure(compute: Compute, info: ExchangeInfo, task: ClientTask) -> Answer | Failure:
     try:
-        return answer(brief, task)
-    except Exception as error:  # only its text is sure to survive the way to the engine
+        return compute(info, task)
+    except Exception as error:  # of an error only the text can always be pickled
         kind = InputError if isinstance(error, InputError) else ClientError
         return Failure(kind(str(error)), traceback.format_exc())
 
 
-def _settle(others: Sequence[Pipe], parent: int) -> None:
-    # the engine sees the interrupt and ends its workers
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # whatever the program does about it
-    threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
+def _prepare(others: Sequence[Pipe], parent: int) -> None:
+    """Set up signals, pipes, threads and memory of a new worker."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the engine sees it and ends its workers
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not the handler of the forked program
+    threading.Thread(target=_exit_after, args=(parent,), daemon=True).start()
     for other in others:
         other.close()  # so that a pipe breaks when its worker dies
-    # before anything is computed: OpenMP's threads do not survive a fork but would be waited for
+    # before anything is computed: the threads of OpenMP do not survive a fork, and it would wait
+    # for them
     torch.set_num_threads(1)
-    gc.freeze()  # to collect what is the engine's would only copy its pages
+    gc.freeze()  # to collect the engine's objects would only copy their memory pages
     _keep_memory()
 
 
-def _leave_with(parent: int) -> None:
+def _exit_after(parent: int) -> None:
+    """Exit when the parent process has ended."""
     while os.getppid() == parent:
         time.sleep(0.2)
     os._exit(1)
 
 
 def _keep_memory() -> None:
-    """Freed memory stays with the process. By default glibc gives every large activation back to
-    the kernel and takes it anew, zeroed page by page, in the next step: a third of the time of a
-    small convolutional network.
+    """Make the process keep freed memory.
+
+    By default glibc returns every large activation to the kernel, and in the next step gets the
+    memory again with every page set to zero: a third of the time of a small convolutional network.
     """
     m_trim_threshold, m_mmap_max = -1, -4
     with suppress(AttributeError):  # another C library
