@@ -116,7 +116,7 @@ MUTANTS = [
     Mutant("DKD goes on though it hurts", "methods/dkd.py",
            "better = (loss < lowest) |", "better = (loss < loss + 1) |", ("tests/test_dkd.py",)),
     Mutant("examples set aside are taught all the same", "data/batches.py",
-           "if reads.spare and examples > 1\n        else None", "if False\n        else None", ("tests/test_batches.py", "tests/test_dkd.py")),
+           "if reads.spare and examples > 1:", "if False:", ("tests/test_batches.py", "tests/test_dkd.py")),
     Mutant("a bound that bounds only the parameters", "methods/aggregation.py",
            "for g, tensors in upload.items()\n        for n", "for g, tensors in list(upload.items())[:1]\n        for n", GATHERING),
     Mutant("updates within the bound stretched to it", "methods/aggregation.py",

@@ -85,7 +85,7 @@ def test_examples_need_not_be_images() -> None:
         ((X.long(), Y), "uint8 or floating point, not torch.int64"),
         ((torch.zeros(8, 32, 32, 3, dtype=torch.uint8), Y), "channels last"),
         ((X / torch.tensor(0.0), Y), "NaN or infinite"),
-        ((X, Y - 1), r"labels must lie in 0\.\.99999; these lie in -1\.\.1"),
+        ((X, Y - 1), r"labels .* -1\.\.1"),
         ((X, Y * 10**12), "labels must lie in"),
         ((X, Y + 0.5), r"whole numbers, not torch.float32 such as 0\.5"),
         ((X, Y / 0.0), "whole numbers"),
