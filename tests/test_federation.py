@@ -12,7 +12,7 @@ from feddkd import InputError
 from feddkd.data.examples import Examples
 from feddkd.data.federation import SERVER, Federation, assemble, divide, stratified
 from feddkd.data.partitions.registry import PARTITIONS, Split
-from feddkd.data.sources.official import SOURCES
+from feddkd.data.sources import SOURCES
 from feddkd.data.transforms import transform
 
 SHARES = st.floats(0, 1).map(lambda share: round(share, 2))

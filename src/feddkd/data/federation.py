@@ -25,9 +25,9 @@ SERVER = -1
 
 @dataclass(frozen=True)
 class Federation:
-    """All examples in one store, and index lists that say which client reads which of them.
+    """All examples in one store, and lists of the positions that each client reads.
 
-    The examples are stored as they are on disk: pixels are uint8.
+    The examples have the type that they have on disk: pixels are uint8.
     """
 
     x: Tensor

@@ -38,7 +38,7 @@ class Transform(Spelled):
     """A function from stored examples to floating-point examples.
 
     With a key it works as in training, with random crops and flips; without one as in testing.
-    Whole numbers other than bytes are tokens, which a network looks up: they are returned unchanged.
+    Whole numbers other than bytes are tokens, which a network looks up: they stay unchanged.
     """
 
     scale: float
