@@ -112,8 +112,8 @@ def _tensor(value: Any, what: str) -> Tensor:
 def _checked(x: Tensor, y: Tensor, domain: Tensor | None = None) -> Examples:
     if x.ndim < 2 or 0 in x.shape:
         raise InputError(
-            "examples must not be empty, and have a shape such as (N, features) or (N, C, H, W); not"
-            f" {tuple(x.shape)}"
+            "examples must not be empty, and have a shape such as (N, features) or (N, C, H, W);"
+            f" not {tuple(x.shape)}"
         )
     tokens = x.dtype in (torch.int8, torch.int16, torch.int32, torch.int64) and x.ndim == 2
     if x.dtype != torch.uint8 and not x.is_floating_point() and not tokens:

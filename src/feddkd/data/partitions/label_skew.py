@@ -40,7 +40,7 @@ def draw_independent(pools: Lists, clients: int, per_client: int, key: Key) -> L
 def draw_star(pools: Lists, clients: int, per_client: int, key: Key) -> Lists:
     """Return for each client one of K shards of each of its classes, and more of some of them.
 
-    `per_client` of its classes are doubled: of these it draws a second shard, which may be the same.
+    `per_client` of its classes are doubled: it draws a second shard of these, maybe the same one.
     """
     random, several = generator((*key, "star")), round(20 / 26 * len(pools))
     if per_client > several:

@@ -66,7 +66,7 @@ def digit_domains(
 
 
 def _domain(data: Data, index: int, count: int) -> tuple[Examples, Examples]:
-    """Return all images of a domain, split again 80/20 into training and test images, as in FedBN."""
+    """Return a domain's training and test images, split again 80/20 as in FedBN."""
     from sklearn.model_selection import StratifiedShuffleSplit
 
     x = torch.cat([data.train.x, data.test.x]).numpy()

@@ -61,7 +61,7 @@ class SourceFiles:
 def reads(
     what: str,
 ) -> Callable[[Callable[Concatenate[Path, P], R]], Callable[Concatenate[Path, P], R]]:
-    """Return a decorator that turns every error of a reader into an InputError with the file's name.
+    """Return a decorator that turns every error of a reader into one that names the file.
 
     It catches every Exception, because pickle, zlib, PIL, scipy and h5py raise almost any kind when
     a file is damaged.
@@ -122,7 +122,7 @@ def _labels(values: Any, least: int, most: int) -> NDArray[np.int64]:
 def idx(
     path: Path, shape: tuple[int, ...], md5: str = "", labels: tuple[int, int] | None = None
 ) -> Array:
-    """Return unsigned bytes in LeCun's idx format, of exactly this shape, from a file or its .gz."""
+    """Return the bytes of a file in LeCun's idx format, of exactly this shape, gzipped or not."""
     content = _content(path, 4 + 4 * len(shape) + int(np.prod(shape)))
     magic = bytes([0, 0, 8, len(shape)])
     _expect(content[:4] == magic, f"it begins with {content[:4].hex()}, not {magic.hex()}")
@@ -324,7 +324,7 @@ def _png(content: bytes, name: str) -> Array:
 
 @reads("an .npz file of arrays")
 def npz(path: Path, names: tuple[str, ...]) -> list[Array]:
-    """Return arrays by name. Pickled objects are refused: loading them would run the file's code."""
+    """Return arrays by name; refuse pickled objects, because loading them would run code."""
     with zipfile.ZipFile(path) as archive:
         size = sum(member.file_size for member in archive.infolist())
     _expect(size <= LARGEST, f"it unpacks to {size:,} bytes; at most {LARGEST:,} are read")

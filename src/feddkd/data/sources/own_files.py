@@ -44,7 +44,7 @@ def npz(path: str) -> Source:
 
 @SOURCES.register
 def test_only(path: str) -> Source:
-    """The test examples of a server whose clients have their own: an .npz with x_test and y_test."""
+    """A server's test examples, where clients have their own: an .npz with x_test and y_test."""
 
     def load(root: Path | None) -> Data:
         x, y = formats.npz(_find(root, path), ("x_test", "y_test"))
