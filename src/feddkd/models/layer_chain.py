@@ -189,11 +189,11 @@ def _check_complete(net: nn.Module, layers: list[Layer]) -> None:
 
 def _misfit(node: fx.Node, module: nn.Module | None) -> InputError:
     kind = type(module).__name__ if module is not None else _name(node)
-    name = str(node.target) if node.op == "call_module" else repr(node.name)
+    name = str(node.target) if node.op == "call_module" else node.name
     return InputError(
         "units can be matched in a chain of full and convolutional layers with activations,"
         " pooling, dropout, batch norm and flatten(1) in between;"
-        f" {name} ({kind}) does not fit in"
+        f" {name!r} ({kind}) does not fit in"
     )
 
 

@@ -78,7 +78,7 @@ def _skeleton(net: nn.Module, head: str | None, state: CallState) -> nn.Module:
 def _aliases(net: nn.Module) -> dict[int, Any]:
     """Return a memo for `copy.deepcopy` by which a copy shares the memory of the network's tensors.
 
-    The copy has tensor objects of its own, so that moving it does not move the network.
+    The copy has its own tensor objects, so that moving it does not move the network.
     """
     memo: dict[int, Any] = {}
     for tensor in (*net.parameters(), *net.buffers()):
