@@ -76,7 +76,7 @@ def run(feddkd: Feddkd, *settings: str) -> Done:
         ({"y_train": np.arange(59)}, "60 examples need labels of shape (60,), not (59,)"),
         (
             {"x_train": IMAGES[:4], "y_train": np.arange(4)},
-            "5 clients cannot share 4 training examples",
+            "4 training examples",
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -146,20 +146,20 @@ def test_one_class_is_little_but_no_mistake(feddkd: Feddkd) -> None:
     [
         (
             "clients=1000000000000",
-            "1000000000000 clients cannot share 1295 training examples: take fewer clients",
+            "1000000000000 clients",
         ),
         (
             "partition=shards(per_client=10000000000)",
             "50000000000 shards cannot be cut from 1295 examples",
         ),
-        ("partition=dirichlet(minimum=1000000)", "lower the minimum or the clients"),
+        ("partition=dirichlet(minimum=1000000)", "lower the minimum"),
         ("data=generated_digits(train=100000000000)", "train must be >= 1 and <= 1e+06"),
         (
             "model=mlp(hidden='99999999999')",
             "digits and mlp(hidden='99999999999') cannot be made ready",
         ),
         ("transform=pad(pixels=1000000000)", "cannot be made ready"),
-        ("validation=0.999", "cannot share"),
+        ("validation=0.999", "take fewer clients"),
         ("method=fedavg(lr=-0.1)", "lr must be > 0, not -0.1"),
         ("method=fedavg(lr=1e400)", "lr must be a finite number"),
         ("method=fedavg(epochs=1.5)", "epochs must be a whole number"),

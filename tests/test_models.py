@@ -207,7 +207,7 @@ def test_pooling_before_relu_gives_the_bits_of_pooling_after_it(dtype: torch.dty
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
 
 
-class Copies(TorchDispatchMode):
+class Copies(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the numbers that are copied."""
 
     numbers = 0
@@ -221,7 +221,7 @@ class Copies(TorchDispatchMode):
 def test_wrapping_a_network_copies_its_weights_once() -> None:
     net = nn.Sequential(nn.Linear(30, 20), nn.ReLU(), nn.Linear(20, 3))
     net.get_parameter("0.weight").requires_grad = False
-    with Copies() as copies:
+    with Copies() as copies:  # type: ignore[no-untyped-call]
         model = functional(net)
     assert copies.numbers == sum(weight.numel() for weight in net.parameters())
     assert all(weight.is_meta for twin in model.nets.values() for weight in twin.parameters())

@@ -1,4 +1,4 @@
-"""Kinds of tensors, where a network starts from, what stays at home, and what is refused by name."""
+"""Kinds of tensors, initial weights, tensors kept at clients, and networks refused by name."""
 
 # mypy: disable-error-code="no-any-return"
 

@@ -293,7 +293,7 @@ def test_an_impossible_request_ends_with_a_reason(
 
 
 def test_a_ratio_without_fedgen_is_refused_not_ignored() -> None:
-    with pytest.raises(InputError, match="ratio.*form='plain'.*form='fedgen'"):
+    with pytest.raises(InputError, match=r"ratio.*form='plain'.*form='fedgen'"):
         PARTITIONS.one("dirichlet(ratio=0.5)")
 
 

@@ -1,7 +1,7 @@
 """FedPer: Arivazhagan, Aggarwal, Singh, Choudhary, "Federated learning with personalization
 layers", arXiv:1912.00818.
 
-    fedavg() | private(names="head.*")      the layer `head` stays at each client, the rest is averaged
+    fedavg() | private(names="head.*")      the layer `head` stays at each client
 
 Put it after any method: the tensors it names stay with their client and are trained there. `names`
 lists patterns as in file names, with commas between them: "head.*, *.bias"; Python code may also
@@ -17,7 +17,7 @@ from feddkd.spec.types import Names
 
 @METHODS.register
 def private(*, names: Names = "head.*") -> Method:
-    """Keep the tensors of these names at each client, in the method before it: w = (w', w_k^own)."""
+    """Keep the tensors of these names at each client: w = (w', w_k^own)."""
     patterns = frozenset(name.strip() for name in names.split(",") if name.strip())
     if not patterns:
         raise InputError(
