@@ -19,7 +19,7 @@ import pytest
 from draw_layers import PICTURE, draw
 from feddkd.cli.app import main
 from feddkd.data.partitions.registry import PARTITIONS
-from feddkd.data.sources.official import SOURCES
+from feddkd.data.sources import SOURCES
 from feddkd.experiment import load
 from feddkd.methods import METHODS
 from feddkd.models.registry import MODELS

@@ -327,7 +327,7 @@ def test_a_pickle_that_asks_for_room_without_end_is_refused(tmp_path: Path) -> N
         CASES["cifar10.pickle"],
         b"\x80\x02]r\xff\xff\xff\xff.",
         tmp_path,
-        "it puts aside 4,294,967,295 things",
+        "4,294,967,295",
     )
 
 
@@ -427,5 +427,5 @@ def test_an_npz_of_objects_or_without_the_names_is_refused(tmp_path: Path) -> No
         CASES["arrays.npz"],
         as_saved(lambda file: np.savez(file, z=LABELS)),
         tmp_path,
-        "wanted are x, y",
+        "holds z.* x, y",
     )

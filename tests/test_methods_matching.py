@@ -237,7 +237,7 @@ TWICE = nn.Linear(5, 5)
     ("net", "words"),
     [
         (Residual(), "'first' .*does not fit in"),
-        (Branching(), "does not read as one"),
+        (Branching(), "cannot be traced"),
         (Reshaping(), "'view' .*does not fit in"),
         (Idle(), "belong to no full or convolutional layer.*second"),
         (
@@ -247,7 +247,7 @@ TWICE = nn.Linear(5, 5)
         (nn.Sequential(TWICE, nn.ReLU(), TWICE, nn.Linear(5, 3)), "layer '0' is used twice"),
         (
             nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 3)),
-            "layer '0' normalises what are not the units",
+            "layer '0' .*normalise",
         ),
         (
             nn.Sequential(nn.Conv2d(4, 4, 3, groups=2), nn.Flatten(), nn.Linear(4, 3)),

@@ -1,11 +1,13 @@
 """Networks: the published sizes, and what `functional` promises."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from feddkd.errors import InputError
 from feddkd.models.functional import Mode, functional
@@ -203,3 +205,27 @@ def test_pooling_before_relu_gives_the_bits_of_pooling_after_it(dtype: torch.dty
 
     before, after = (torch.autograd.grad(loss(last), parameters) for last in (False, True))
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+class Copies(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the numbers that are copied."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.clone.default and not args[0].is_meta:
+            self.numbers += args[0].numel()
+        return func(*args, **(kwargs or {}))
+
+
+def test_wrapping_a_network_copies_its_weights_once() -> None:
+    net = nn.Sequential(nn.Linear(30, 20), nn.ReLU(), nn.Linear(20, 3))
+    net.get_parameter("0.weight").requires_grad = False
+    with Copies() as copies:  # type: ignore[no-untyped-call]
+        model = functional(net)
+    assert copies.numbers == sum(weight.numel() for weight in net.parameters())
+    assert all(weight.is_meta for twin in model.nets.values() for weight in twin.parameters())
+    assert all(
+        torch.equal(ours, theirs)
+        for ours, theirs in zip(model.net.parameters(), net.parameters(), strict=True)
+    )

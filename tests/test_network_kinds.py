@@ -1,4 +1,4 @@
-"""Kinds of tensors, where a network starts from, what stays at home, and what is refused by name."""
+"""Kinds of tensors, initial weights, tensors kept at clients, and networks refused by name."""
 
 # mypy: disable-error-code="no-any-return"
 
@@ -6,7 +6,7 @@ import copy
 import json
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
 
 from commandline import Feddkd
-from feddkd import InputError, functional, private, simulate
+from feddkd import InputError, functional, parse, private, simulate
 from feddkd.data.batches import Reads
 from feddkd.experiment import Experiment
 from feddkd.models.registry import MODELS, Architecture
@@ -359,6 +359,23 @@ def test_a_result_with_private_tensors_wants_to_know_whose_model_is_meant(tmp_pa
         result.state_dict(7)
     result.save(tmp_path / "shared.safetensors")
     assert set(load_file(tmp_path / "shared.safetensors")) == {"0.weight", "0.bias"}
+
+
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_several_private_names_may_be_given_apart_and_are_spelled_as_text(
+    kind: Callable[[Sequence[str]], Sequence[str]],
+) -> None:
+    method = private(names=kind(("head.*", "*.bias")))
+    assert str(method) == "private(names='head.*, *.bias')"
+    assert method.private_patterns == {"head.*", "*.bias"}
+    assert method == private(names="head.*, *.bias") == parse(str(method))
+    assert private(names=kind(("head.*",))).canonical == private().canonical
+
+
+def test_private_names_that_are_no_texts_are_refused() -> None:
+    for names in ((), (1,), ("a", None), 1, {"a"}):
+        with pytest.raises(InputError, match="names"):
+            private(names=names)
 
 
 def test_names_that_fit_nothing_and_everything_kept_at_home_are_refused() -> None:

@@ -80,7 +80,7 @@ def test_a_damaged_copy_is_refused_in_words(tmp_path: Path, damage: str) -> None
         piece.unlink()
     else:
         page.write_text(json.dumps({**json.loads(page.read_text()), "format": 99}))
-    words = {"cut": "checksum", "gone": "lacks a piece", "format": "another feddkd"}[damage]
+    words = {"cut": "checksum", "gone": "No such file", "format": "format is 99"}[damage]
     with pytest.raises(InputError, match=words):
         unpack(E.parsed_data, tmp_path)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 from feddkd.data.examples import Data, Examples, examples, from_arrays
-from feddkd.data.sources.official import SOURCES
+from feddkd.data.sources import SOURCES
 from feddkd.errors import InputError
 from feddkd.randomness import generator
 
@@ -78,15 +78,15 @@ def test_examples_need_not_be_images() -> None:
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
-        ((X[:, 0, 0, 0], Y), r"\(N, C, H, W\).* not empty; not \(8,\)"),
-        ((X[:0], Y[:0]), r"not empty; not \(0, 1, 4, 4\)"),
+        ((X[:, 0, 0, 0], Y), r"\(N, C, H, W\).* \(8,\)"),
+        ((X[:0], Y[:0]), r"empty.* \(0, 1, 4, 4\)"),
         ((X[:5], Y), r"5 examples need labels of shape \(5,\), not \(8,\)"),
         ((X, Y[:, None]), r"labels of shape \(8,\), not \(8, 1\)"),
         ((X.long(), Y), "uint8 or floating point, not torch.int64"),
-        ((torch.zeros(8, 32, 32, 3, dtype=torch.uint8), Y), "channels last"),
+        ((torch.zeros(8, 32, 32, 3, dtype=torch.uint8), Y), "channels.*\\(8, 32, 32, 3\\)"),
         ((X / torch.tensor(0.0), Y), "NaN or infinite"),
-        ((X, Y - 1), r"labels must lie in 0\.\.99999; these lie in -1\.\.1"),
-        ((X, Y * 10**12), "labels must lie in"),
+        ((X, Y - 1), r"labels .* -1\.\.1"),
+        ((X, Y * 10**12), "labels .* 0..99999"),
         ((X, Y + 0.5), r"whole numbers, not torch.float32 such as 0\.5"),
         ((X, Y / 0.0), "whole numbers"),
         ((X, Y == 0), "whole numbers, not torch.bool"),
@@ -94,7 +94,7 @@ def test_examples_need_not_be_images() -> None:
             (X.numpy(), np.array(list("abcabcab"))),
             "the labels must be a tensor or an array of numbers, not an array of <U1",
         ),
-        (Examples(X, Y, Y - 5), "domains must lie in"),
+        (Examples(X, Y, Y - 5), "domains .* -5..-3"),
         (7, "not int"),
         (Pairs([X[0]]), "item 0 of the data set is not a pair"),
         (Pairs([(X[0], 1), (X[0][:, :2], 1)]), "one shape, not 2"),
@@ -178,10 +178,7 @@ def test_every_source_can_be_written_down_and_tells_about_itself() -> None:
 
 def test_importing_the_sources_imports_no_heavy_package() -> None:
     heavy = "{'sklearn', 'scipy', 'matplotlib', 'PIL', 'h5py', 'torchvision'}"
-    code = (
-        f"import sys, feddkd.data.sources.official; found = {heavy} & set(sys.modules);"
-        " sys.exit(str(found) if found else 0)"
-    )
+    code = f"import sys, feddkd.data.sources; sys.exit(', '.join({heavy} & set(sys.modules)) or 0)"
     path = str(Path(__file__).parents[1] / "src")
     assert (
         subprocess.run(
@@ -241,7 +238,7 @@ def test_domains_are_pooled_and_split_anew_as_in_fedbn(tmp_path: Path) -> None:
     assert data.test.x.shape == (1860, 3, 28, 28)
     assert torch.equal(data.test.x[:, 0], data.test.x[:, 2])
     assert data.test.y.bincount().tolist() == [186] * 10
-    with pytest.raises(InputError, match="has only 7438 images"):
+    with pytest.raises(InputError, match="7438"):
         load("digit_domains(domains='usps', per_domain=7439)", tmp_path)
 
 
@@ -290,14 +287,14 @@ def test_a_table_is_read_scaled_and_divided_always_the_same_way(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        ("a,b\n1,2\n", "has no column 'label'; there are: a, b"),
+        ("a,b\n1,2\n", "no column 'label'.* a, b"),
         ("a,label\n1,x\n\nmany,y\n", "line 4, column 'a': 'many' is not a number"),
         ("a,label\n,x\n", "line 2, column 'a': '' is not a number"),
         ("a,label\nnan,x\n", "'nan' is not a number"),
-        ("a,label\n1,x,3\n", "line 2: 3 cells, and the first line names 2 columns"),
-        ("a,label\n", "0 lines of 1 numbers"),
-        ("label\nx\n", "1 lines of 0 numbers"),
-        ("a,label\n1,x\n", "sets nothing aside"),
+        ("a,label\n1,x,3\n", "line 2.* 3 cells.* 2 columns"),
+        ("a,label\n", "0 lines"),
+        ("label\nx\n", "0 columns"),
+        ("a,label\n1,x\n", "test=0.2"),
         ("", "missing, damaged or not a CSV table"),
     ],
 )

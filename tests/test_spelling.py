@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from feddkd import InputError, dkd, fedavg, parse
 from feddkd.data.partitions.registry import PARTITIONS
-from feddkd.data.sources.official import SOURCES
+from feddkd.data.sources import SOURCES
 from feddkd.data.transforms import TRANSFORMS, transform
 from feddkd.method import Method
 from feddkd.methods import METHODS

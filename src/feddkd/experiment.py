@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from feddkd.data.partitions.registry import PARTITIONS, Partition
-from feddkd.data.sources.official import SOURCES, Source
+from feddkd.data.sources import SOURCES
+from feddkd.data.sources.registry import Source
 from feddkd.data.transforms import transform
 from feddkd.errors import InputError, choices
 from feddkd.method import Method

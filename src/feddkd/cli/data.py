@@ -8,7 +8,7 @@ import typer
 
 from feddkd.cli.console import AsJson, DataDir, File, Settings, console, page, summary
 from feddkd.data.partitions.registry import PARTITIONS
-from feddkd.data.sources.official import SOURCES
+from feddkd.data.sources import SOURCES
 from feddkd.data.sources.packed import pack, used
 from feddkd.errors import InputError
 from feddkd.experiment import load

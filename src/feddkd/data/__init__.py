@@ -1,1 +1,1 @@
-"""Examples, how they are divided among clients, transformed and read in mini-batches."""
+"""Examples: their sources, and how they are divided, transformed and read in mini-batches."""

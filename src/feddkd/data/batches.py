@@ -1,4 +1,4 @@
-"""Which examples a client reads, when: a pure function of a key."""
+"""Mini-batches: the examples that a client reads and their order, as a pure function of a key."""
 
 import math
 from dataclasses import dataclass
@@ -11,52 +11,52 @@ import numpy.typing as npt
 from feddkd.randomness import Key, generator
 
 Indices = npt.NDArray[np.int64]
-# public: what the server holds and everybody may see. none: nothing; a step then finds one example
-# that means nothing.
+# public: examples that the server holds and that every client may read.
+# none: no real examples; a step then reads one example, which has no meaning.
 Source = Literal["train", "validation", "test", "public", "train+public", "none"]
 
 
 @dataclass(frozen=True)
 class Reads:
-    """How a client goes through its examples in one exchange: so many epochs, or so many
-    mini-batches.
-    """
+    """A rule that says which mini-batches a client reads in one exchange."""
 
     batch_size: int
     epochs: int = 1
-    # instead of epochs: this many mini-batches, epoch after epoch until there are enough
+    # instead of epochs: this number of mini-batches, from as many epochs as they need
     steps: int | None = None
     source: Source = "train"
-    # shuffled, and augmented where the transform says so; else in stored order and as in testing
+    # True: shuffled, and augmented if the transform has random steps. False: in stored order and
+    # without augmentation, as in testing
     random: bool = True
-    # or else, though augmented, in stored order: a round goes on where the one before it ended
+    # False: augmented but in stored order; each round continues where the round before it ended
     shuffle: bool = True
     drop_last: bool = False  # leave out an epoch's partial batch, unless it is the only one
-    spare: int = 0  # so many examples, others in every round, are set aside and not read
-    aside: bool = False  # read what is set aside instead, in one batch
+    spare: int = 0  # number of examples that are set aside and not read, drawn in every round
+    aside: bool = False  # read the examples that are set aside, in one batch, and no others
 
     def batches_an_epoch(self, examples: int) -> int:
         whole = examples // self.batch_size
         return max(whole, 1) if self.drop_last else math.ceil(examples / self.batch_size)
 
     def count(self, examples: int) -> int:
-        """Mini-batches read in one exchange by a client with so many examples."""
+        """Return the number of mini-batches that a client with this number of examples reads."""
         return self.epochs * self.batches_an_epoch(examples) if self.steps is None else self.steps
 
     def sizes(self, examples: int, first: int = 0) -> list[int]:
-        """Of those mini-batches, from the epoch's `first` on: all are full but an epoch's last."""
+        """Return the sizes of these mini-batches, from the epoch's mini-batch `first` on.
+
+        All are full, except the last of an epoch.
+        """
         each, end = self.batches_an_epoch(examples), first + self.count(examples)
-        epoch = [self.batch_size] * (each - 1) + [
-            min(self.batch_size, examples - (each - 1) * self.batch_size)
-        ]
+        last = min(self.batch_size, examples - (each - 1) * self.batch_size)
+        epoch = [*[self.batch_size] * (each - 1), last]
         return (epoch * -(-end // each))[first:end]
 
     def first(self, examples: int, key: Key) -> int:
-        """With which mini-batch of an epoch an exchange begins: as if the client had taken part in
-        every round.
+        """Return the mini-batch of an epoch with which an exchange begins.
 
-        Where a round has several exchanges, as in DKD, the next round begins one of them further
-        on.
+        It is counted as if the client had taken part in every round. Where a round has several
+        exchanges, as in DKD, the next round begins one of them further on.
         """
         if self.shuffle or not self.random:
             return 0
@@ -64,12 +64,12 @@ class Reads:
         return (int(round) + int(step) - 2) * self.count(examples) % self.batches_an_epoch(examples)
 
     def examples(self, examples: int) -> int:
-        """Read in one exchange by a client with so many, each time counted."""
+        """Return the number of examples read in one exchange, counting each time one is read."""
         return sum(self.sizes(examples))
 
 
 def draw(reads: Reads, examples: int, key: Key) -> list[Indices]:
-    """The positions of each mini-batch, in reading order.
+    """Return the positions of each mini-batch, in reading order.
 
     The key ends in (..., round, phase, step, client).
     """
@@ -78,42 +78,35 @@ def draw(reads: Reads, examples: int, key: Key) -> list[Indices]:
 
 
 def line_up(reads: Reads, examples: int, key: Key) -> tuple[Indices, list[int]]:
-    """The positions in reading order, and how many of them each mini-batch takes.
+    """Return the positions in reading order, and the size of each mini-batch.
 
-    A batch that takes in everything is read in stored order: nothing random is left in it, not even
-    the order of a sum.
+    A batch that contains all examples is read in stored order: then nothing random is left in it,
+    not even the order of a sum.
     """
     if reads.aside:
         aside = spared(reads, examples, key)
         return aside, [len(aside)]
-    free = (
-        np.setdiff1d(np.arange(examples), spared(reads, examples, key))
-        if reads.spare and examples > 1
-        else None
-    )
+    free = None
+    if reads.spare and examples > 1:
+        free = np.setdiff1d(np.arange(examples), spared(reads, examples, key))
     count = examples if free is None else len(free)
     first, each = reads.first(count, key), reads.batches_an_epoch(count)
     sizes, start = reads.sizes(count, first), first * reads.batch_size
-    random = (
-        generator(("batches", *key))
-        if reads.random and reads.shuffle and count > reads.batch_size
-        else None
-    )
-    epochs = [
-        (np.arange(count) if random is None else random.permutation(count))[
-            : each * reads.batch_size
-        ]
-        for _ in range(0, first + len(sizes), each)
-    ]
+    random = None
+    if reads.random and reads.shuffle and count > reads.batch_size:
+        random = generator(("batches", *key))
+    epochs = []
+    for _ in range(0, first + len(sizes), each):
+        order = np.arange(count) if random is None else random.permutation(count)
+        epochs.append(order[: each * reads.batch_size])
     line = (epochs[0] if len(epochs) == 1 else np.concatenate(epochs))[start : start + sum(sizes)]
     return line if free is None else free[line], sizes
 
 
 def spared(reads: Reads, examples: int, key: Key) -> Indices:
-    """The positions set aside, in stored order: the same at every step of a round, and at most half
-    of all there are.
+    """Return the positions set aside, in stored order: the same at every step of a round.
 
-    An only example is read and set aside at once.
+    At most half of the examples are set aside. A client's only example is both read and set aside.
     """
     *path, _, client = key
     count = max(min(reads.spare, examples // 2), 1)

@@ -1,6 +1,6 @@
-"""Data divided among clients, and what the server holds to judge by:
+"""Data divided among clients, and the server's validation, test and public examples.
 
-the one place that knows which example is whose.
+No other module decides which example belongs to whom.
 """
 
 from collections.abc import Sequence
@@ -18,14 +18,16 @@ from feddkd.data.transforms import Transform
 from feddkd.errors import InputError
 from feddkd.randomness import Key, generator
 
-# the server answers evaluation as if it were a client that holds the validation and test sets
+# the number of the server in an evaluation, in which it answers like a client that holds the
+# validation and test sets
 SERVER = -1
 
 
 @dataclass(frozen=True)
 class Federation:
-    """All examples in one store, as they are kept on disk (uint8 pixels), and index lists that say
-    who reads which.
+    """All examples in one store, and lists of the positions that each client reads.
+
+    The examples have the type that they have on disk: pixels are uint8.
     """
 
     x: Tensor
@@ -33,12 +35,13 @@ class Federation:
     classes: int
     transform: Transform
     train: tuple[Indices, ...]
-    own_test: tuple[Indices, ...] | None  # where each client is tested on examples of its own
+    # each client's own test examples; None: clients are tested on all of `test`
+    own_test: tuple[Indices, ...] | None
     validation: Indices
     test: Indices
-    # held by the server, to be seen by everybody
+    # held by the server; every client may read them
     public: Indices = field(default_factory=lambda: np.arange(0))
-    # goes with own_test: the part of `validation` that is like it
+    # for each client, the part of `validation` that is like its own_test
     own_validation: tuple[Indices, ...] | None = None
 
     @property
@@ -52,33 +55,36 @@ class Federation:
 
     @property
     def parts(self) -> list[Indices]:
-        """All index lists: what anybody may read."""
+        """All index lists: together, the examples that a client or the server may read."""
         return [*self.train, *(self.own_test or ()), self.validation, self.test, self.public]
 
     @property
     def held(self) -> Indices:
-        """(clients, classes): how many training examples of each class each client holds."""
+        """The number of training examples by client and class, of shape (clients, classes)."""
         y = self.y.cpu().numpy()
         return np.stack([np.bincount(y[indices], minlength=self.classes) for indices in self.train])
 
     def counts(self, source: Source) -> list[int]:
+        """Return the number of examples that each client has of a source."""
         if source == "train":
             return self.sizes
         return [len(self.indices(source, client)) for client in range(len(self.train))]
 
     def indices(self, source: Source, client: int) -> Indices:
-        """Where a client's (or the server's) examples stand in the store."""
+        """Return the positions in the store of a client's or the server's examples."""
         if source == "train":
             return self.train[client]
         if source == "train+public":
             return np.concatenate([self.train[client], self.public])
-        if source in ("public", "none"):
-            return {"public": self.public, "none": np.arange(1)}[source]
-        everybodys, own = {
+        if source == "public":
+            return self.public
+        if source == "none":
+            return np.arange(1)
+        common, by_client = {
             "test": (self.test, self.own_test),
             "validation": (self.validation, self.own_validation),
         }[source]
-        return everybodys if client == SERVER or own is None else own[client]
+        return common if client == SERVER or by_client is None else by_client[client]
 
     def to(self, device: torch.device) -> "Federation":
         return replace(self, x=self.x.to(device), y=self.y.to(device))
@@ -95,11 +101,12 @@ def divide(
     key: Key,
     public: float = 0.0,
 ) -> tuple[Federation, Split]:
-    """Set a class-stratified validation part aside, and a public one, then divide the training part
-    among the clients.
+    """Return the federation that a partition makes of some data, and its split.
 
-    A fixed partition comes first, whatever the key, and the others are drawn from what it leaves.
-    The split returned counts through the whole training set.
+    A class-stratified validation part and a public part are set aside, then the partition divides
+    the training part among the clients. A fixed partition is applied first, whatever the key, and
+    the other parts are drawn from the examples that it leaves. The positions in the returned split
+    are those of the whole training set.
     """
     labels = data.train.y.numpy()
     if partition.fixed:
@@ -130,48 +137,53 @@ def divide(
         validation=held_out,
         test=np.arange(len(data.test)) + offset,
         public=common,
-        own_validation=(
-            None
-            if split.test is None or not len(held_out)
-            else _like_tests(data, held_out, split.test)
-        ),
+        own_validation=_own_validation(data, held_out, split),
     )
     return federation, split
+
+
+def _own_validation(data: Data, validation: Indices, split: Split) -> tuple[Indices, ...] | None:
+    if split.test is None or not len(validation):
+        return None
+    return _like_tests(data, validation, split.test)
 
 
 def _like_tests(data: Data, validation: Indices, tests: Sequence[Indices]) -> tuple[Indices, ...]:
     """Return for each client the validation examples that are like its own tests.
 
-    They have the same shares of domains, where the data have domains, and of labels elsewhere.
-    Clients' sets may overlap: nobody trains on them.
+    They have the same shares of domains, if the data have domains, and otherwise of labels.
+    The clients' sets may overlap, because no client trains on them.
     """
-    kinds, test_kinds = (
-        (part.y if part.domain is None else part.domain).numpy() for part in (data.train, data.test)
-    )
+    kinds, test_kinds = _kinds(data.train), _kinds(data.test)
     return tuple(
-        _in_shares(kinds, validation, test_kinds[own], client) for client, own in enumerate(tests)
+        _in_shares(kinds, validation, test_kinds[test], client) for client, test in enumerate(tests)
     )
+
+
+def _kinds(part: Examples) -> Indices:
+    kinds: Indices = (part.y if part.domain is None else part.domain).numpy()
+    return kinds
 
 
 def _in_shares(kinds: Indices, validation: Indices, wanted: Indices, client: int) -> Indices:
-    """Return as many of the validation examples as can be had with each kind in the shares of
-    `wanted`, at least one a kind.
+    """Return as many validation examples as possible with each kind in the shares of `wanted`.
+
+    Each kind has at least one example.
     """
     names, counts = np.unique(wanted, return_counts=True)
     groups = [validation[kinds[validation] == name] for name in names]
-    there = [(group, count) for group, count in zip(groups, counts, strict=True) if len(group)]
-    if not there:
+    filled = [(group, count) for group, count in zip(groups, counts, strict=True) if len(group)]
+    if not filled:
         raise InputError(
             f"no validation examples are like the tests of client {client}: raise `validation`"
         )
-    scale = min(len(group) / count for group, count in there)
-    return np.sort(
-        np.concatenate([group[: max(1, round(scale * count))] for group, count in there])
-    )
+    scale = min(len(group) / count for group, count in filled)
+    chosen = [group[: max(1, round(scale * count))] for group, count in filled]
+    return np.sort(np.concatenate(chosen))
 
 
 def together(federations: Sequence[Federation]) -> list[Federation]:
-    """Federations of the same examples, divided in different ways, with one copy of them in memory."""
+    """Return the federations with one copy of their examples, if all have the same examples."""
     first = federations[0]
     same = all(
         other.x.shape == first.x.shape
@@ -179,15 +191,13 @@ def together(federations: Sequence[Federation]) -> list[Federation]:
         and torch.equal(other.y, first.y)
         for other in federations
     )
-    return (
-        [replace(other, x=first.x, y=first.y) for other in federations]
-        if same
-        else list(federations)
-    )
+    if not same:
+        return list(federations)
+    return [replace(other, x=first.x, y=first.y) for other in federations]
 
 
 def _table(data: Data, part: Indices) -> Table:
-    """What a partition sees of some of the training examples."""
+    """Return the table that a partition reads, of some of the training examples."""
     return Table(
         labels=data.train.y.numpy()[part],
         test_labels=data.test.y.numpy(),
@@ -200,15 +210,15 @@ def _table(data: Data, part: Indices) -> Table:
 def stratified(
     labels: Indices, first: float, second: float, key: Key, taken: Sequence[int] | Indices = ()
 ) -> tuple[Indices, Indices]:
-    """Two disjoint parts with the given shares of every class, each in stored order; nothing is
-    left where these add up to 1.
+    """Return two disjoint parts with the given shares of every class, each in stored order.
 
-    What is taken already is in neither.
+    If the shares add up to 1, every example is in one of the parts, except those in `taken`, which
+    are in neither.
     """
     if first + second > 1 + 1e-9:
         raise InputError(
-            f"validation {first:g} and training {second:g} together take more than the whole"
-            " training set"
+            f"validation {first:g} and training {second:g} together are more than the whole"
+            " training set: lower one of them"
         )
     random = generator(("validation", *key))
     parts: tuple[list[Indices], list[Indices]] = ([np.arange(0)], [np.arange(0)])
@@ -217,7 +227,7 @@ def stratified(
         free, cut = members[~np.isin(members, taken)], round(first * len(members))
         if cut > len(free):
             raise InputError(
-                f"validation {first:g} asks for {cut} examples of class {label}, and the partition"
+                f"validation {first:g} needs {cut} examples of class {label}, but the partition"
                 f" leaves {len(free)}"
             )
         parts[0].append(free[:cut])
@@ -233,7 +243,7 @@ def assemble(
     transform: Transform,
     public: Examples | None = None,
 ) -> Federation:
-    """A federation of examples that are divided already."""
+    """Return the federation of examples that are already divided among clients."""
     if not clients:
         raise InputError("there must be at least one client")
     parts = [*clients, test, *(part for part in (validation, public) if part is not None)]
@@ -262,6 +272,7 @@ def _check_alike(parts: Sequence[Examples]) -> None:
             )
         if part.x.shape[1:] != parts[0].x.shape[1:] or part.x.dtype != parts[0].x.dtype:
             raise InputError(
-                f"all examples must be alike; some are {tuple(parts[0].x.shape[1:])}"
-                f" {parts[0].x.dtype}, others {tuple(part.x.shape[1:])} {part.x.dtype}"
+                "all examples must have one shape and type; some are"
+                f" {tuple(parts[0].x.shape[1:])} {parts[0].x.dtype}, others"
+                f" {tuple(part.x.shape[1:])} {part.x.dtype}"
             )

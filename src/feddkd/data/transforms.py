@@ -1,8 +1,7 @@
-"""From stored pixels to what a network reads: scale, pad, crop, flip, normalise; batched, on
-whatever device the pixels are.
+"""Transforms of stored pixels into a network's input: scale, pad, crop, flip, normalise.
 
-Spelled as steps joined by `|`: "pad(pixels=2) | normalise(mean=0.1307, std=0.3081)". Random steps
-act in training only.
+They take a batch, on the device where the pixels are. Their text is a list of steps joined by `|`:
+"pad(pixels=2) | normalise(mean=0.1307, std=0.3081)". Random steps act in training only.
 """
 
 import functools
@@ -25,6 +24,8 @@ StepFn = Callable[[Tensor, Tensor | None, int], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Step(Spelled):
+    """One step of a transform."""
+
     apply: StepFn
     random: bool = False
 
@@ -34,10 +35,10 @@ TRANSFORMS: Registry[Step] = Registry("transform", "feddkd.transforms")
 
 @dataclass(frozen=True, eq=False)
 class Transform(Spelled):
-    """Stored examples -> floating-point examples; with a key, as in training (random crops and
-    flips), else as in testing.
+    """A function from stored examples to floating-point examples.
 
-    Whole numbers other than bytes are tokens, which a network looks up: they stay as they are.
+    With a key it works as in training, with random crops and flips; without one as in testing.
+    Whole numbers other than bytes are tokens, which a network looks up: they stay unchanged.
     """
 
     scale: float
@@ -58,7 +59,7 @@ class Transform(Spelled):
 
 
 def transform(text: str, scale: float = 1.0) -> Transform:
-    """A transform from its text; the empty text only scales."""
+    """Return the transform that a text describes; the empty text only scales."""
     steps = TRANSFORMS.parse(text) if text.strip() else ()
     return Transform(scale, steps, calls=tuple(call for step in steps for call in step.calls))
 
@@ -128,16 +129,15 @@ def _need_images(name: str, x: Tensor, padding: int = 0) -> None:
     if x.dim() != 4 or padding >= min(x.shape[2:]):
         larger = f" with sides above {padding}" if padding else ""
         raise InputError(
-            f"transform {name!r} takes images of channels x height x width{larger}, not"
-            f" {tuple(x.shape[1:])}"
+            f"transform {name!r} takes images of channels x height x width{larger}, not examples of"
+            f" shape {tuple(x.shape[1:])}"
         )
 
 
 def _numbers(name: str, given: float | str) -> tuple[float, ...]:
+    parts = given.split(",") if isinstance(given, str) else [given]
     try:
-        numbers = (
-            tuple(float(part) for part in given.split(",")) if isinstance(given, str) else (given,)
-        )
+        numbers = tuple(float(part) for part in parts)
     except ValueError:
         numbers = (math.nan,)
     if not all(map(math.isfinite, numbers)):
@@ -159,5 +159,8 @@ def _by_channel(numbers: tuple[float, ...], like: Tensor) -> Tensor:
 
 @functools.cache
 def _constant(numbers: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Copied to the device once: a copy from the host would stop a CUDA graph from being recorded."""
+    """Return the numbers on the device, copied once.
+
+    A copy from the CPU in every call would prevent the recording of a CUDA graph.
+    """
     return torch.tensor(numbers, dtype=dtype, device=device)

@@ -9,7 +9,7 @@ from feddkd.data.examples import from_arrays as from_arrays
 from feddkd.data.partitions.registry import PARTITIONS as PARTITIONS
 from feddkd.data.partitions.registry import Partition as Partition
 from feddkd.data.partitions.registry import Table as Table
-from feddkd.data.sources.official import SOURCES as SOURCES
+from feddkd.data.sources import SOURCES as SOURCES
 from feddkd.data.sources.registry import Source as Source
 from feddkd.data.transforms import TRANSFORMS as TRANSFORMS
 from feddkd.data.transforms import Step as Step

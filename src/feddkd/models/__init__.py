@@ -1,4 +1,4 @@
-"""Networks: any module as a pure function (`functional`), and architectures by name (`registry`)."""
+"""Networks: any module as a pure function (`functional`), and networks by name (`registry`)."""
 
 from typing import Any
 

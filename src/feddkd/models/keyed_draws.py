@@ -2,8 +2,9 @@
 
 In the context `KeyedDraws(key)` torch's random functions (dropout in all its forms, `rand`,
 `normal`, `bernoulli`, ...) take their numbers from `uniform(key, ...)` and not from a generator. So
-a client draws the same numbers on every engine, also under vmap and in a recorded program. What is
-not in the table FUNCTIONS still draws from a generator; `proof.py` refuses it by name.
+a client draws the same numbers on every engine, also under vmap and in a recorded program. A
+function that is not in the table FUNCTIONS still draws from a generator; then `proof.py` refuses
+the network, with the layer's name.
 """
 
 import math
@@ -23,15 +24,14 @@ from torch.utils.hooks import RemovableHandle
 from feddkd.errors import InputError
 from feddkd.randomness import uniform
 
-# first stream of draws outside dropout layers; a dropout layer's stream is its place among the
-# modules
+# first stream of draws outside dropout layers; the stream of a dropout layer is its number among
+# the modules
 FREE = 1 << 20
-# between the streams of a dropout layer's first, second, ... call in one forward pass
+# distance between the streams of a dropout layer's first, second, ... call in one forward pass
 AGAIN = 1 << 21
-LEAST = 2.0**-25  # half the step of `uniform`: added where zero must not come up
+LEAST = 2.0**-25  # half the step of `uniform`: added where a number must not be zero
 
-# Python functions of torch.nn.functional that draw in their bodies. The body runs in the context
-# once more.
+# Python functions of torch.nn.functional that draw in their bodies; their bodies run in the context
 COMPOSED = frozenset(
     {
         "dropout",
@@ -48,7 +48,7 @@ COMPOSED = frozenset(
 
 
 class KeyedDraws(TorchFunctionMode):
-    """A context in which draws follow a key: one context for one forward pass."""
+    """A context in which draws follow a key, for one forward pass."""
 
     def __init__(self, key: Tensor | None) -> None:
         super().__init__()
@@ -71,12 +71,13 @@ class KeyedDraws(TorchFunctionMode):
         return func(*args, **kwargs) if keyed is None else keyed(self, func, *args, **kwargs)
 
     def uniform(self, shape: Sequence[int]) -> Tensor:
-        """Return the next numbers in [0, 1): those of the dropout layer that is about to draw, if
-        there is one.
+        """Return the next numbers in [0, 1).
+
+        They belong to the stream of the dropout layer that is about to draw, if there is one.
         """
         if self.key is None:
             raise InputError(
-                "this network draws random numbers (dropout, say), so a call needs a key"
+                "this network draws random numbers, for dropout for example, so a call needs a key"
             )
         layer, self.layer = self.layer, None
         if layer is None:
@@ -93,21 +94,22 @@ class KeyedDraws(TorchFunctionMode):
 
 
 def drop(x: Tensor, p: float, numbers: Tensor) -> Tensor:
-    """Return x without the entries whose number is below p, the others scaled to the same mean."""
+    """Return x with zeros where the number is below p, and the rest scaled to keep the mean."""
     kept = (numbers >= p).to(x.dtype)
     return x * kept if p == 1 else x * kept / (1 - p)
 
 
 @cache
 def _body(function: FunctionType) -> FunctionType:
-    """Return the function without its first question, whether a mode wants to see the call: the
-    mode has seen it.
+    """Return the function without its check for a mode that handles the call.
+
+    The mode is handling it already.
     """
-    blind = dict.fromkeys(
+    unchecked = dict.fromkeys(
         ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"),
         lambda *_: False,
     )
-    scope = {**function.__globals__, **blind}
+    scope = {**function.__globals__, **unchecked}
     body = FunctionType(
         function.__code__, scope, function.__name__, function.__defaults__, function.__closure__
     )
@@ -115,25 +117,23 @@ def _body(function: FunctionType) -> FunctionType:
     return body
 
 
-# --- one function for each of torch's: (draws, torch's function, its arguments) -> its result
+# --- a function for each of torch's functions: (draws, torch's function, arguments) -> result
 
 
 def _dropout(draws: KeyedDraws, func: Any, input: Tensor, p: float, train: bool) -> Tensor:
-    return (
-        _replaced(func, input, drop(input, p, draws.uniform(input.shape))) if train and p else input
-    )
+    if not train or not p:
+        return input
+    return _replaced(func, input, drop(input, p, draws.uniform(input.shape)))
 
 
 def _feature_dropout(draws: KeyedDraws, func: Any, input: Tensor, p: float, train: bool) -> Tensor:
-    return (
-        _replaced(func, input, drop(input, p, draws.uniform(channels(input))))
-        if train and p
-        else input
-    )
+    if not train or not p:
+        return input
+    return _replaced(func, input, drop(input, p, draws.uniform(channels(input))))
 
 
 def _replaced(func: Any, input: Tensor, result: Tensor) -> Tensor:
-    """Return the result, written over the input where torch's function does so."""
+    """Return the result, written over the input if torch's function works in place."""
     return input.copy_(result) if func.__name__.endswith("_") else result
 
 
@@ -151,17 +151,17 @@ def _alpha_dropout(
     *,
     shape: Callable[[Tensor], Sequence[int]],
 ) -> Tensor:
-    """a (x kept + alpha' (1 - kept)) + b, which keeps mean and variance (Klambauer et al., 2017,
-    arXiv:1706.02515).
+    """Return a (x kept + alpha' (1 - kept)) + b, which keeps mean and variance.
+
+    Klambauer et al., 2017, arXiv:1706.02515.
     """
     if not train or p == 0:
         return input
     alpha = 1.7580993408473766
     scale = 0.0 if p == 1 else 1 / math.sqrt((alpha**2 * p + 1) * (1 - p))
     kept = (draws.uniform(shape(input)) >= p).to(input.dtype)
-    return _replaced(
-        func, input, input * (scale * kept) + (kept - 1) * (alpha * scale) + alpha * scale * p
-    )
+    result = input * (scale * kept) + (kept - 1) * (alpha * scale) + alpha * scale * p
+    return _replaced(func, input, result)
 
 
 def _attention(
@@ -176,7 +176,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """softmax(q k^T scale + mask), dropped out, times v."""
+    """Return softmax(q k^T scale + mask) v, with dropout of the softmax's weights."""
     # torch's kernel for CPUs has no vmap rule
     if dropout_p == 0 and not (query.device.type == "cpu" and _is_laned(query)):
         result: Tensor = func(
@@ -184,10 +184,8 @@ def _attention(
         )
         return result
     if enable_gqa:
-        key, value = (
-            tensor.repeat_interleave(query.shape[-3] // tensor.shape[-3], -3)
-            for tensor in (key, value)
-        )
+        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
+        value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
     scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
     if is_causal:
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
@@ -197,16 +195,16 @@ def _attention(
             if attn_mask.dtype == torch.bool
             else scores + attn_mask
         )
-    # a row with everything masked: torch gives zeros, not NaN
-    nothing = (scores == -math.inf).all(-1, keepdim=True)
-    weights = scores.masked_fill(nothing, 0).softmax(-1).masked_fill(nothing, 0)
-    return (
-        drop(weights, dropout_p, draws.uniform(weights.shape)) if dropout_p else weights
-    ) @ value
+    # for a row with everything masked torch gives zeros, not NaN
+    masked = (scores == -math.inf).all(-1, keepdim=True)
+    weights = scores.masked_fill(masked, 0).softmax(-1).masked_fill(masked, 0)
+    if dropout_p:
+        weights = drop(weights, dropout_p, draws.uniform(weights.shape))
+    return weights @ value
 
 
 def _is_laned(x: Tensor) -> bool:
-    """Return whether a tensor stands for several under vmap."""
+    """Return whether a tensor has a batch dimension of vmap."""
     functorch = torch._C._functorch
     while functorch.is_functorch_wrapped_tensor(x):
         if functorch.is_batchedtensor(x):
@@ -216,11 +214,11 @@ def _is_laned(x: Tensor) -> bool:
 
 
 def _recurrent(draws: KeyedDraws, func: Any, *args: Any) -> Any:
-    """Run the layers one by one, so that dropout between them is ours.
+    """Run the layers one by one, so that dropout between them follows the key.
 
-    `args` as `nn.LSTM` and its kin pass them.
+    `args` are those that `nn.LSTM`, `nn.GRU` and `nn.RNN` pass to torch's function.
     """
-    # (data, batch_sizes, hx, ...) in place of (input, hx, ...)
+    # with packed sequences (data, batch_sizes, hx, ...) replaces (input, hx, ...)
     packed = isinstance(args[3], list | tuple)
     x, more, tail = args[0], args[1 : 1 + packed], args[8 + packed :]
     hx, tensors, biases, layers, p, train, both = args[1 + packed : 8 + packed]
@@ -229,12 +227,10 @@ def _recurrent(draws: KeyedDraws, func: Any, *args: Any) -> Any:
     each, ways, ends = len(tensors) // layers, 1 + both, []
     for layer in range(layers):
         x = drop(x, p, draws.uniform(x.shape)) if layer else x
-        rows, own = (
-            slice(layer * ways, (layer + 1) * ways),
-            tensors[layer * each : (layer + 1) * each],
-        )
+        weights = tensors[layer * each : (layer + 1) * each]
+        rows = slice(layer * ways, (layer + 1) * ways)
         first = hx[rows] if isinstance(hx, Tensor) else tuple(state[rows] for state in hx)
-        x, *end = func(x, *more, first, own, biases, 1, 0.0, train, both, *tail)
+        x, *end = func(x, *more, first, weights, biases, 1, 0.0, train, both, *tail)
         ends.append(end)
     return x, *(torch.cat(states) for states in zip(*ends, strict=True))
 
@@ -249,14 +245,14 @@ def _rrelu(
     *_: Any,
 ) -> Tensor:
     if not training:
-        straight: Tensor = func(input, lower, upper, False)  # which draws nothing
-        return straight
+        result: Tensor = func(input, lower, upper, False)  # draws nothing
+        return result
     slope = lower + (upper - lower) * draws.uniform(input.shape).to(input.dtype)
     return _replaced(func, input, torch.where(input >= 0, input, input * slope))
 
 
 def _made(numbers: Tensor, kind: Any = None, **kwargs: Any) -> Tensor:
-    """Return the numbers as a factory function was asked for them."""
+    """Return the numbers in the type that a factory function was given."""
     return numbers.to(kwargs.get("dtype") or kind or torch.get_default_dtype())
 
 
@@ -282,22 +278,26 @@ def _randn_like(draws: KeyedDraws, func: Any, input: Tensor, **kwargs: Any) -> T
 
 
 def _randint(draws: KeyedDraws, func: Any, *args: Any, **kwargs: Any) -> Tensor:
-    """torch.randint(high, size) or (low, high, size)."""
+    """Draw as torch.randint(high, size) or (low, high, size)."""
     size = kwargs.pop("size", None)
     *bounds, size = args if size is None else (*args, size)
-    low, high = [kwargs.get("low", 0), *bounds, *([kwargs["high"]] if "high" in kwargs else [])][
-        -2:
-    ]
+    low, high = _bounds(bounds, kwargs)
     return _whole(draws, size, low, high, kwargs.get("dtype") or torch.int64)
 
 
 def _randint_like(
     draws: KeyedDraws, func: Any, input: Tensor, *bounds: int, **kwargs: Any
 ) -> Tensor:
-    low, high = [kwargs.get("low", 0), *bounds, *([kwargs["high"]] if "high" in kwargs else [])][
-        -2:
-    ]
+    low, high = _bounds(bounds, kwargs)
     return _whole(draws, input.shape, low, high, kwargs.get("dtype") or input.dtype)
+
+
+def _bounds(bounds: Sequence[int], kwargs: Any) -> tuple[int, int]:
+    """Return the bounds (low, high) of whole numbers, given by position or by name."""
+    given = [kwargs.get("low", 0), *bounds]
+    if "high" in kwargs:
+        given.append(kwargs["high"])
+    return given[-2], given[-1]
 
 
 def _whole(
@@ -319,17 +319,16 @@ def _bernoulli(
 def _normal(
     draws: KeyedDraws, func: Any, mean: Any = 0.0, std: Any = 1.0, size: Any = None, **kwargs: Any
 ) -> Tensor:
-    """torch.normal: of tensors, or of numbers with a size."""
+    """Draw as torch.normal, which takes tensors, or numbers and a size."""
     given = [value for value in (mean, std) if isinstance(value, Tensor)]
     shape = (mean + std).shape if given else size
-    result: Tensor = mean + std * _made(
-        draws.normal(shape), given[0].dtype if given else None, **kwargs
-    )
+    dtype = given[0].dtype if given else None
+    result: Tensor = mean + std * _made(draws.normal(shape), dtype, **kwargs)
     return result
 
 
 def _fill(numbers: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return the method that writes such numbers into its tensor."""
+    """Return a tensor method that fills its tensor with these numbers."""
 
     def method(
         draws: KeyedDraws, func: Any, self: Tensor, *args: Any, generator: Any = None, **kwargs: Any
@@ -383,7 +382,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def dropout_layers(net: nn.Module) -> Iterator[tuple[int, nn.Module]]:
-    """Yield a network's dropout layers, each with its stream: its place among the modules."""
+    """Yield a network's dropout layers, each with its stream: its number among the modules."""
     for stream, module in enumerate(net.modules()):
         if isinstance(module, _DropoutNd):
             yield stream, module
@@ -392,13 +391,15 @@ def dropout_layers(net: nn.Module) -> Iterator[tuple[int, nn.Module]]:
 def announce_dropout(
     net: nn.Module, draws: Callable[[], KeyedDraws | None]
 ) -> list[RemovableHandle]:
-    """Let the dropout layers of a network say that they are about to draw, to whatever `draws`
-    returns in that moment.
+    """Make each dropout layer of a network announce its draws before its call.
+
+    It announces them to the context that `draws` returns at that moment.
     """
 
     def announce(stream: int, module: nn.Module, inputs: Any) -> None:
-        if (now := draws()) is not None:
-            now.layer = stream if module.training and module.p else None
+        current = draws()
+        if current is not None:
+            current.layer = stream if module.training and module.p else None
 
     return [
         module.register_forward_pre_hook(partial(announce, stream))
@@ -408,7 +409,7 @@ def announce_dropout(
 
 @contextmanager
 def keyed(net: nn.Module, key: Tensor) -> Iterator[KeyedDraws]:
-    """Let an ordinary module draw what its functional form draws with this key."""
+    """Make an ordinary module draw the same numbers as its functional form with this key."""
     draws = KeyedDraws(key)
     hooks = announce_dropout(net, lambda: draws)
     try:

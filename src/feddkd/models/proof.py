@@ -1,64 +1,61 @@
-"""A proof, on a few examples, that a network's functional form computes what the network itself
-computes.
+"""A proof, on a few examples, that a network's functional form computes the same as the network.
 
 Before anything runs, both are called in evaluation mode and in training mode, with the same draws,
-and their gradients are compared. What differs, what draws by a generator instead of the key, and
-what changes although it should be constant is refused by name.
+and their outputs, buffers and gradients are compared. A network is refused, with the name of the
+layer or tensor, if the two differ, if it draws from a generator instead of the key, or if it
+changes a tensor that must be constant.
 """
 
 import copy
-import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, NoReturn
+from typing import NoReturn
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import grad
 
 from feddkd.errors import InputError, line_of
+from feddkd.models.comparison import is_close, is_same
 from feddkd.models.functional import Mode, Model, Output
 from feddkd.models.keyed_draws import keyed
+from feddkd.models.layer_search import described_layer, differing_layer, drawing_layer
+from feddkd.models.seeded_build import generator_states
+from feddkd.models.state_dicts import written_state
 from feddkd.models.strays import NoStrays
 from feddkd.tensors import Tensors
 
 FEW = 4  # examples
-EXACT, COARSE = 1e-9, 1e-3  # rounding in float64 and in other types, relative to the largest number
-# more than rounding makes of batches of two sizes, for which libraries take other ways
+# larger than rounding errors between batches of two sizes, for which libraries use other kernels
 COUPLING = 1e-2
 WORDS: dict[Mode, str] = {"eval": "in evaluation mode", "train": "in training mode"}
 
 
 def prove(model: Model, params: Tensors, buffers: Tensors, x: Tensor) -> Model:
-    """Return the model once the proof holds, with what was learnt of it; raise an InputError
-    otherwise. x: a few examples.
+    """Return the model with the facts that the proof has found; raise an InputError if it fails.
+
+    x: a few examples.
     """
-    state, dtype = (
-        model.state_dict(params, buffers),
-        next(tensor.dtype for tensor in params.values()),
-    )
+    dtype = next(tensor.dtype for tensor in params.values())
+    state = written_state(model.net, model.tensors, {**params, **buffers})
     net = _moved(copy.deepcopy(model.net), x.device, dtype)
-    x = x[:FEW] if len(x) > 1 else torch.cat([x, x])  # batch norm wants two examples
+    x = x[:FEW] if len(x) > 1 else torch.cat([x, x])  # batch norm needs two examples
     key = torch.tensor(12345, device=x.device)
     couples, reaches_head = model.couples, False
     with torch.no_grad():
         for mode in WORDS:
             trial = NetworkTrial(model, params, buffers, net, x, key, mode)
             net.load_state_dict(state)
-            found = trial.check()
+            output = trial.check()
             net.load_state_dict(state)
             trial.check_gradient()
-            couples = couples or trial.couples(found)
-            reaches_head = found.features is not found.logits
+            couples = couples or trial.couples(output)
+            reaches_head = output.features is not output.logits
     return replace(model, couples=couples, head=model.head if reaches_head else None)
 
 
 @dataclass(frozen=True)
 class NetworkTrial:
-    """A network and its functional form on the same numbers, in one mode."""
+    """A network and its functional form with the same numbers, in one mode."""
 
     model: Model
     params: Tensors
@@ -69,61 +66,62 @@ class NetworkTrial:
     mode: Mode
 
     def call(self, x: Tensor) -> Output:
+        """Return what the functional form computes."""
         return self.model(self.params, self.buffers, x, mode=self.mode, key=self.key)
 
     def check(self) -> Output:
-        """Return what the functional form computes; raise an InputError if that is not what the
-        network computes.
-        """
-        expected, before = self._expected(), _generators(self.x)
-        found = self.call(self.x)
-        if before != _generators(self.x):
+        """Return what the functional form computes; raise an InputError if the module differs."""
+        expected, before = self._expected(), generator_states(self.x)
+        actual = self.call(self.x)
+        if before != generator_states(self.x):
             self._refuse(
                 f"{self._drawing_layer()} draws random numbers in forward that cannot follow the"
                 " seed",
                 "use dropout layers or torch's rand, randn, randint, randperm, bernoulli or normal",
             )
-        if not _close(expected.logits, found.logits):
+        if not is_close(expected.logits, actual.logits):
             self._refuse(
-                f"{self._differing_layer()} computes something else as a function of its tensors"
+                f"{self._differing_layer()} computes other numbers as a function of its tensors"
                 " than as a module"
             )
-        for name in sorted(found.buffers):
-            if not _close(expected.buffers[name], found.buffers[name]):
+        for name in sorted(actual.buffers):
+            if not is_close(expected.buffers[name], actual.buffers[name]):
                 self._refuse(
-                    f"the network changes its buffer {name!r} in a way that cannot be followed"
+                    f"the network changes its buffer {name!r} in a way that its functional form"
+                    " does not"
                 )
         with NoStrays(self.params):
             again = self.call(self.x)
-        if not _same(found.logits, again.logits):
+        if not is_same(actual.logits, again.logits):
             self._refuse(
                 "the network gives other outputs when it is called again: it keeps a state outside"
                 " its tensors"
             )
-        return found
+        return actual
 
     def check_gradient(self) -> None:
         """Raise an InputError if the functional form's gradient is not the module's."""
         expected = self._expected_gradient()
-        found = self._found_gradient() if expected else {}
-        largest = max(
-            (float(slope.abs().max()) for slope in expected.values() if slope.numel()), default=0.0
-        )
-        for name in sorted(found):
-            if not _close(expected[name], found[name], least=1e-2 * largest):
+        actual = self._actual_gradient() if expected else {}
+        slopes = [float(slope.abs().max()) for slope in expected.values() if slope.numel()]
+        largest = max(slopes, default=0.0)
+        for name in sorted(actual):
+            if not is_close(expected[name], actual[name], least=1e-2 * largest):
                 self._refuse(
                     f"the gradient of {name!r} as a function of the network's tensors is not the"
                     " module's"
                 )
 
     def _expected_gradient(self) -> dict[str, Tensor]:
-        """Return the module's gradient; an empty dict if it has none in evaluation mode, where not
-        every method wants one.
+        """Return the module's gradient.
+
+        It is empty if the module has none in evaluation mode, where not every method needs one.
         """
         self.net.zero_grad()
         try:
             with torch.enable_grad(), keyed(self.net, self.key):
-                _trial_loss(self.model.logits(self.net(self.x.clone()))).backward()  # type: ignore[no-untyped-call]
+                logits = self.model.logits(self.net(self.x.clone()))
+                _trial_loss(logits).backward()  # type: ignore[no-untyped-call]
         except Exception as error:
             if self.mode == "eval":
                 return {}
@@ -131,21 +129,19 @@ class NetworkTrial:
                 "the network's gradient cannot be computed:"
                 f" {_first_sentence(error)}{line_of(error)}"
             )
-        trained = {
-            name: weight for name, weight in self.net.named_parameters() if weight.requires_grad
-        }
         return {
-            name: torch.zeros_like(w) if w.grad is None else w.grad.to_dense()
-            for name, w in trained.items()
+            name: torch.zeros_like(weight) if weight.grad is None else weight.grad.to_dense()
+            for name, weight in self.net.named_parameters()
+            if weight.requires_grad
         }
 
-    def _found_gradient(self) -> Tensors:
+    def _actual_gradient(self) -> Tensors:
         def loss(params: Tensors) -> Tensor:
             return _trial_loss(replace(self, params=params).call(self.x).logits)
 
         try:
-            found: Tensors = grad(loss)(self.params)
-            return found
+            gradient: Tensors = grad(loss)(self.params)
+            return gradient
         except InputError:
             raise
         except Exception as error:
@@ -156,56 +152,51 @@ class NetworkTrial:
                 " forward, and an autograd.Function without setup_context()",
             )
 
-    def couples(self, found: Output) -> bool:
-        """Return whether one more example in the batch changes what comes out for the others, or
-        what buffers become.
-        """
+    def couples(self, output: Output) -> bool:
+        """Return whether one more example changes the outputs of the others or the buffers."""
         try:
             more = self.call(torch.cat([self.x, self.x[:1]]))
-        except Exception:  # made for batches of one size
+        except Exception:  # the network takes batches of one size only
             return True
-        alike = _close(found.logits, more.logits[: len(self.x)], COUPLING)
-        return not (
-            alike
-            and all(
-                _close(found.buffers[name], more.buffers[name], COUPLING) for name in found.buffers
-            )
+        if not is_close(output.logits, more.logits[: len(self.x)], COUPLING):
+            return True
+        return not all(
+            is_close(buffer, more.buffers[name], COUPLING)
+            for name, buffer in output.buffers.items()
         )
 
     def _expected(self) -> Output:
-        """Return what the module computes; raise an InputError if it cannot, or changes what must
-        stay.
+        """Return what the module computes.
+
+        Raise an InputError if it cannot compute it, or changes a tensor that must stay the same.
         """
         self.net.train(self.mode == "train")
-        before, x = (
-            {name: tensor.clone() for name, tensor in _every(self.net).items()},
-            self.x.clone(),
-        )
+        tensors = {**dict(self.net.named_parameters()), **dict(self.net.named_buffers())}
+        before, x = {name: tensor.clone() for name, tensor in tensors.items()}, self.x.clone()
         try:
             with keyed(self.net, self.key):
                 logits = self.model.logits(self.net(x))
         except InputError:
             raise
         except Exception as error:
-            whole = (
-                ""
-                if self.x.is_floating_point()
-                else ", whole numbers (tokens; give a table of numbers as floats)"
-            )
             self._refuse(
-                f"the network cannot read examples of shape {tuple(self.x.shape[1:])}{whole}:"
-                f" {error}{line_of(error)}"
+                f"the network cannot read examples of shape {tuple(self.x.shape[1:])}"
+                f"{self._kind_of_numbers()}: {error}{line_of(error)}"
             )
         self._check_logits(logits)
-        if not _same(x, self.x):
+        if not is_same(x, self.x):
             self._refuse(
-                "the network changes its input in place", "let forward begin with x = x.clone()"
+                "the network changes its input in place", "begin forward with x = x.clone()"
             )
         self._check_changes(before)
         after = dict(self.net.named_buffers())
-        return Output(
-            logits, logits, {name: after[name].clone() for name in self.model.buffer_names}
-        )
+        buffers = {name: after[name].clone() for name in self.model.buffer_names}
+        return Output(logits, logits, buffers)
+
+    def _kind_of_numbers(self) -> str:
+        if self.x.is_floating_point():
+            return ""
+        return ", whole numbers (tokens; give a table of numbers as floats)"
 
     def _check_logits(self, logits: Tensor) -> None:
         if logits.dim() != 2 or len(logits) != len(self.x) or not logits.is_floating_point():
@@ -216,83 +207,46 @@ class NetworkTrial:
             )
 
     def _check_changes(self, before: Tensors) -> None:
-        """Raise an InputError if the module has changed a tensor that must stay as it is."""
+        """Raise an InputError if the module has changed a tensor that must stay the same."""
         for name, weight in self.net.named_parameters():
-            if not _same(before[name], weight):
+            if not is_same(before[name], weight):
                 self._refuse(
                     f"the network changes its parameter {name!r} in forward",
                     "compute with a changed copy",
                 )
         for name, after in sorted(self.net.named_buffers()):
             constant = self.model.tensors.slots[name] in self.model.tensors.constants
-            if not _same(before[name], after) and (self.mode == "eval" or constant):
-                why = (
-                    "it is not saved (persistent=False), so it must stay as it is"
-                    if constant
-                    else "it must stay as it is then"
-                )
-                self._refuse(f"the network changes its buffer {name!r}", why)
-
-    def _refuse(self, what: str, why: str = "") -> NoReturn:
-        raise InputError(f"{what} ({WORDS[self.mode]}){f': {why}' if why else ''}")
-
-    # --- naming the layer
+            if is_same(before[name], after) or not (self.mode == "eval" or constant):
+                continue
+            reason = "in evaluation mode it must not change"
+            if constant:
+                reason = "it is not saved (persistent=False), so it must not change"
+            self._refuse(f"the network changes its buffer {name!r}", reason)
 
     def _differing_layer(self) -> str:
-        """Return the first layer whose output is not that of the module's."""
-        theirs, ours = dict[str, Tensor](), dict[str, Tensor]()
+        def call() -> None:
+            with keyed(self.net, self.key):
+                self.net(self.x.clone())
 
-        def keep(
-            kept: dict[str, Tensor], name: str, module: nn.Module, inputs: Any, output: Any
-        ) -> None:
-            if isinstance(output, Tensor):
-                kept.setdefault(name, output.detach().clone())
-
-        with _hooks(self.net, after=partial(keep, theirs)), keyed(self.net, self.key):
-            self.net(self.x.clone())
-        with _hooks(self.model.nets[self.mode], after=partial(keep, ours)):
-            self.call(self.x)
-        return self._layer(
-            next(
-                (name for name in theirs if name in ours and not _close(theirs[name], ours[name])),
-                "",
-            )
-        )
+        other = self.model.nets[self.mode]
+        name = differing_layer(self.net, call, other, lambda: self.call(self.x))
+        return described_layer(self.net, name)
 
     def _drawing_layer(self) -> str:
-        """Return the innermost layer in whose call a generator moves."""
-        begun, moved = dict[str, Any](), list[str]()
+        name = drawing_layer(self.model.nets[self.mode], lambda: self.call(self.x), self.x)
+        return described_layer(self.net, name)
 
-        def before(name: str, *_: Any) -> None:
-            begun[name] = _generators(self.x)
-
-        def after(name: str, *_: Any) -> None:
-            if begun[name] != _generators(self.x):
-                moved.append(name)
-
-        with _hooks(self.model.nets[self.mode], before, after):
-            self.call(self.x)
-        return self._layer(next(iter(moved), ""))  # inner layers end before those around them
-
-    def _layer(self, name: str) -> str:
-        return (
-            f"layer {name!r} ({type(self.net.get_submodule(name)).__name__})"
-            if name
-            else "the network"
-        )
+    def _refuse(self, problem: str, remedy: str = "") -> NoReturn:
+        raise InputError(f"{problem} ({WORDS[self.mode]}){f': {remedy}' if remedy else ''}")
 
 
 def _moved(net: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
-    """Return the network on a device.
+    """Return the network on a device, with its floating-point tensors in a type.
 
-    Only floating-point tensors change their type; `Module.to` would make complex ones real.
+    `Module.to` would also make complex tensors real.
     """
     net = net.to(device)
     return net.double() if dtype == torch.float64 else net.float()
-
-
-def _every(net: nn.Module) -> dict[str, Tensor]:
-    return {**dict(net.named_parameters()), **dict(net.named_buffers())}
 
 
 def _trial_loss(logits: Tensor) -> Tensor:
@@ -301,44 +255,3 @@ def _trial_loss(logits: Tensor) -> Tensor:
 
 def _first_sentence(error: BaseException) -> str:
     return " ".join(str(error).split()).split(". ")[0].removesuffix(".")
-
-
-@contextmanager
-def _hooks(
-    net: nn.Module,
-    before: Callable[..., None] = lambda *_: None,
-    after: Callable[..., None] = lambda *_: None,
-) -> Iterator[None]:
-    """Call functions before and after each layer, with its name first."""
-    handles = []
-    for name, module in net.named_modules():
-        handles.append(module.register_forward_pre_hook(partial(before, name)))
-        handles.append(module.register_forward_hook(partial(after, name)))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _generators(x: Tensor) -> tuple[Any, ...]:
-    """Return the states of all global generators."""
-    state = torch.cuda.get_rng_state(x.device) if x.is_cuda else torch.get_rng_state()
-    return state.numpy().tobytes(), repr(np.random.get_state()), random.getstate()
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and bool(torch.equal(a.nan_to_num(), b.nan_to_num()))
-
-
-def _close(a: Tensor, b: Tensor, tolerance: float | None = None, least: float = 1e-6) -> bool:
-    """Return whether two tensors are the same but for rounding, which is relative to the largest
-    number, or to `least`.
-    """
-    if a.shape != b.shape:
-        return False
-    if not a.is_floating_point() or not a.numel():
-        return bool(torch.equal(a, b))
-    tolerance = (EXACT if a.dtype == torch.float64 else COARSE) if tolerance is None else tolerance
-    a, b = a.double().nan_to_num(), b.double().nan_to_num()
-    return bool((a - b).abs().max() <= tolerance * a.abs().max().clamp(min=max(least, 1e-6)))

@@ -1,7 +1,7 @@
-"""Networks by name, each in a file of its own; and `functional`, which takes any other.
+"""The registry of networks; `functional` takes any other network.
 
-A registered model is an architecture: it is built for the shape of the data and the number of
-classes when these are known.
+A registered model is an architecture. The network is built when the shape of the data and the
+number of classes are known.
 """
 
 from collections.abc import Callable
@@ -29,9 +29,9 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, eq=False)
 class Architecture(Spelled):
-    """How to build a network for examples of a shape."""
+    """A network that can be built for examples of a shape and a number of classes."""
 
-    build: Callable[[Shape, int], nn.Module]
+    build: Callable[[Shape, int], nn.Module]  # (shape, classes) -> network
 
 
 MODELS: Registry[Architecture] = Registry("model", "feddkd.models")
@@ -39,7 +39,10 @@ MODELS: Registry[Architecture] = Registry("model", "feddkd.models")
 
 @MODELS.register
 def femnist_cnn(*, geometry: Literal["32", "28"] = "32", conv_bias: bool = False) -> Architecture:
-    """The paper's FEMNIST network, 200,506 parameters; geometry "28" takes unpadded 28x28 images."""
+    """The paper's FEMNIST network, 200,506 parameters.
+
+    The geometry "32" takes 32x32 images, "28" takes 28x28 images without padding.
+    """
     padding = {"32": (0, 0, 0), "28": (1, 1, 0)}[geometry]
     side = int(geometry)
 
@@ -58,33 +61,34 @@ def vgg9() -> Architecture:
 
 @MODELS.register
 def digit_cnn() -> Architecture:
-    """FedBN's digits network with batch norm for 28x28 images, 14,219,210 parameters with RGB input
-    and 10 classes.
+    """FedBN's digits network for 28x28 images, with batch norm.
+
+    14,219,210 parameters with RGB input and 10 classes.
     """
     return _image_network("digit_cnn", build_digit_cnn, (28, 28))
 
 
 @MODELS.register
 def emnist_cnn() -> Architecture:
-    """FedGen's small EMNIST network with batch norm for 28x28 images, 26,962 parameters with 26
-    classes.
+    """FedGen's small EMNIST network for 28x28 images, with batch norm.
+
+    26,962 parameters with 26 classes.
     """
     return _image_network("emnist_cnn", build_emnist_cnn, (28, 28))
 
 
 @MODELS.register
 def small_cnn() -> Architecture:
-    """The small CNN of pfl-research's CIFAR-10 benchmark for 32x32 images, 1,626,442 parameters
-    with 10 classes.
+    """The small CNN of pfl-research's CIFAR-10 benchmark for 32x32 images.
+
+    1,626,442 parameters with 10 classes.
     """
     return _image_network("small_cnn", build_small_cnn, (32, 32))
 
 
 @MODELS.register
 def mlp(*, hidden: str = "64") -> Architecture:
-    """A perceptron; `hidden` lists the widths of its hidden layers, as in "64,32"; "" makes it
-    linear.
-    """
+    """A perceptron with hidden layers of the widths in `hidden`, as in "64,32"; "" is linear."""
     try:
         widths = [int(width) for width in hidden.split(",") if width.strip()]
     except ValueError:

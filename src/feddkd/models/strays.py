@@ -1,8 +1,8 @@
-"""Parameters that a network uses without taking them from the place where they are registered.
+"""Strays: parameters that a network does not read from the module where they are registered.
 
 A list, a dict or a closure may hold a layer or a parameter. The functional form cannot put a
-client's numbers there: it would compute with the first numbers for ever, and at first nothing
-differs. So it is asked which parameters take part in a call.
+client's numbers there: it would always compute with the first numbers, and in the first round the
+results would still be equal. So the parameters that take part in a call are checked.
 """
 
 from collections.abc import Sequence
@@ -18,8 +18,9 @@ from feddkd.tensors import Tensors
 
 
 class NoStrays(TorchFunctionMode):
-    """A context in which every number that is trained arrives as a plain tensor; an nn.Parameter in
-    it is an InputError.
+    """A context in which a computation with a trainable nn.Parameter raises an InputError.
+
+    The functional form gives every trained tensor as a plain tensor.
     """
 
     def __init__(self, params: Tensors) -> None:
@@ -30,7 +31,7 @@ class NoStrays(TorchFunctionMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if getattr(func, "__name__", "") != "__get__":  # to read a shape is no computation
+        if getattr(func, "__name__", "") != "__get__":  # reading a shape is allowed
             for leaf in tree_leaves((args, kwargs)):
                 if isinstance(leaf, nn.Parameter) and (leaf.requires_grad or leaf.is_meta):
                     self._refuse(leaf)
@@ -38,18 +39,18 @@ class NoStrays(TorchFunctionMode):
 
     def _refuse(self, stray: Tensor) -> None:
         with torch._C.DisableTorchFunction():
-            alike = [name for name, own in self.params.items() if _same_numbers(own, stray)]
-        called = repr(alike[0]) if alike else f"of shape {tuple(stray.shape)}"
+            alike = [name for name, param in self.params.items() if _is_equal(param, stray)]
+        parameter = repr(alike[0]) if alike else f"of shape {tuple(stray.shape)}"
         raise InputError(
-            f"the network computes with its parameter {called} from a list, a dict or a function"
+            f"the network computes with its parameter {parameter} from a list, a dict or a function"
             " that holds it: take it from the module where it is registered, and keep layers in"
             " nn.ModuleList and parameters in nn.ParameterList"
         )
 
 
-def _same_numbers(own: Tensor, stray: Tensor) -> bool:
+def _is_equal(param: Tensor, stray: Tensor) -> bool:
     return (
         not stray.is_meta
-        and own.shape == stray.shape
-        and torch.equal(own, stray.detach().to(own.device, own.dtype))
+        and param.shape == stray.shape
+        and torch.equal(param, stray.detach().to(param.device, param.dtype))
     )

@@ -1,8 +1,9 @@
-"""Which tensors a network has, of what kind each one is, and under which names it goes.
+"""The tensors of a network: the kind and the names of each.
 
 trainable   parameters: trained, sent, averaged and distilled
 buffer      buffers that `state_dict()` holds, such as batch norm's statistics: sent and averaged
-constant    everything else: parameters with `requires_grad=False` and non-persistent buffers. They never change and never leave
+constant    all others: parameters with `requires_grad=False` and non-persistent buffers. They never
+            change and are never sent
 
 A tensor that is registered under several names (tied weights, a module used twice) is one tensor.
 Its name is the first of them.
@@ -23,19 +24,25 @@ from feddkd.errors import InputError
 
 @dataclass(frozen=True)
 class Inventory:
-    """The names of a network's tensors, by kind; and every place where a tensor belongs."""
+    """The names of a network's tensors by kind, and the places in its modules."""
 
     trainable: frozenset[str]
     buffers: frozenset[str]
     constants: frozenset[str]
     norms: frozenset[str]  # the tensors of batch-norm layers, of whatever kind
-    slots: Mapping[str, str]  # place in a module -> name of the tensor there; no place occurs twice
+    slots: Mapping[str, str]  # place in a module -> name of the tensor in it
     saved: Mapping[str, str]  # key of state_dict() -> name of the tensor
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of all tensors."""
+        return self.trainable | self.buffers | self.constants
 
 
 def inventory(net: nn.Module) -> Inventory:
-    """Return a network's inventory, or raise an InputError that names the layer or tensor that
-    cannot be handled.
+    """Return a network's inventory.
+
+    Raise an InputError with the name of a layer or tensor that feddkd cannot handle.
     """
     _refuse_layers(net)
     names = _names(net)
@@ -46,32 +53,31 @@ def inventory(net: nn.Module) -> Inventory:
     frozen = {names[id(tensor)] for tensor in net.parameters()} - trainable
     buffers = set(saved.values()) - trainable - frozen
     _refuse_complex(state, saved, buffers)
+    norms: set[str] = set()
+    for module in net.modules():
+        if isinstance(module, _BatchNorm):
+            norms |= {names[id(tensor)] for _, tensor in _registered(module)}
     return Inventory(
         frozenset(trainable),
         frozenset(buffers),
         frozenset(set(names.values()) - trainable - buffers),
-        frozenset(
-            names[id(tensor)]
-            for module in net.modules()
-            if isinstance(module, _BatchNorm)
-            for tensor in _own(module)
-        ),
+        frozenset(norms),
         {slot: names[id(tensor)] for slot, tensor in slots(net)},
         saved,
     )
 
 
 def slots(net: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield every place of every module, and the tensor there."""
+    """Yield every place of a tensor in the modules, and the tensor in it."""
     for prefix, module in net.named_modules():
-        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
-            if tensor is not None:
-                yield f"{prefix}.{name}" if prefix else name, tensor
+        for name, tensor in _registered(module):
+            yield f"{prefix}.{name}" if prefix else name, tensor
 
 
 def loose_tensors(net: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors that are plain attributes of a module, with their names: torch neither
-    moves nor saves them.
+    """Yield the tensors that are plain attributes of a module, with their names.
+
+    torch neither moves nor saves them.
     """
     for prefix, module in net.named_modules():
         for name, value in vars(module).items():
@@ -79,16 +85,14 @@ def loose_tensors(net: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 yield f"{prefix}.{name}" if prefix else name, value
 
 
-def _own(module: nn.Module) -> list[Tensor]:
-    return [
-        tensor
-        for tensor in (*module._parameters.values(), *module._buffers.values())
-        if tensor is not None
-    ]
+def _registered(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """Return the parameters and buffers of one module, without those of its children."""
+    every = (*module._parameters.items(), *module._buffers.items())
+    return [(name, tensor) for name, tensor in every if tensor is not None]
 
 
 def _names(net: nn.Module) -> dict[int, str]:
-    """Identity of a tensor -> its name."""
+    """Return the name of each tensor, by the tensor's identity."""
     names: dict[int, str] = {}
     for name, tensor in (*net.named_parameters(), *net.named_buffers()):
         names.setdefault(id(tensor), name)
@@ -100,18 +104,18 @@ def _refuse_layers(net: nn.Module) -> None:
         where = f"layer {name!r}" if name else "the network"
         if isinstance(module, torch.jit.ScriptModule):
             raise InputError(
-                f"{where} is a torch.jit program, which cannot be taken apart: give the module it"
-                " was made from"
+                f"{where} is a torch.jit program, whose layers cannot be read: give the module from"
+                " which it was made"
             )
         if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
             raise InputError(
-                f"{where} is a {type(module).__name__}: give the module inside it, .module"
+                f"{where} is a {type(module).__name__}: give its inner module, .module"
             )
-        for own, tensor in module._parameters.items():
+        for parameter, tensor in module._parameters.items():
             if is_lazy(tensor):
                 raise InputError(
-                    f"{where} ({type(module).__name__}) has no shape yet for {own!r}: "
-                    "call the network once with an example before you give it to feddkd"
+                    f"{where} ({type(module).__name__}) has no shape yet for {parameter!r}: call"
+                    " the network once with an example before you give it to feddkd"
                 )
 
 
@@ -126,8 +130,8 @@ def _refuse_tensors(net: nn.Module, names: Mapping[int, str]) -> None:
             raise InputError(f"tensor {name!r} is complex: only real weights can be trained")
         if tensor._backward_hooks:
             raise InputError(
-                f"tensor {name!r} has a hook (register_hook), which would be lost: put it into the"
-                " network"
+                f"tensor {name!r} has a hook (register_hook), which would be lost: do the hook's"
+                " work in the network's forward"
             )
     _refuse_overlaps({names[id(tensor)]: tensor for _, tensor in slots(net)})
 
@@ -142,17 +146,18 @@ def _refuse_complex(state: Mapping[str, Any], saved: Mapping[str, str], buffers:
 
 
 def _refuse_overlaps(tensors: Mapping[str, Tensor]) -> None:
-    """Raise an InputError if a trainable tensor shares memory with another tensor: torch's
-    optimisers would change both.
+    """Raise an InputError if a trainable tensor shares memory with another tensor.
+
+    torch's optimisers would change both.
     """
     spans = sorted(
         (_span(tensor), name)
         for name, tensor in tensors.items()
         if tensor.numel() and tensor.layout == torch.strided
     )
-    for (one, name), (other, next_name) in pairwise(spans):
-        together = one.device == other.device and other.start < one.end
-        if together and (tensors[name].requires_grad or tensors[next_name].requires_grad):
+    for (span, name), (next_span, next_name) in pairwise(spans):
+        overlap = span.device == next_span.device and next_span.start < span.end
+        if overlap and (tensors[name].requires_grad or tensors[next_name].requires_grad):
             raise InputError(
                 f"tensors {name!r} and {next_name!r} share their memory but are two tensors: tie"
                 " weights by giving both layers the same Parameter, as in out.weight ="
@@ -161,7 +166,7 @@ def _refuse_overlaps(tensors: Mapping[str, Tensor]) -> None:
 
 
 class Span(NamedTuple):
-    """Where a tensor lies in memory."""
+    """The memory that a tensor takes."""
 
     device: str
     start: int
@@ -169,8 +174,7 @@ class Span(NamedTuple):
 
 
 def _span(tensor: Tensor) -> Span:
-    last = sum(
-        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    )
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    last = sum((size - 1) * stride for size, stride in steps)
     start = tensor.data_ptr()
     return Span(str(tensor.device), start, start + (last + 1) * tensor.element_size())

@@ -1,7 +1,4 @@
-"""Weights from and for files:
-
-a run starts from a state dict, a module or a safetensors file, and writes such a file.
-"""
+"""Initial weights, from a state dict, a module or a safetensors file; final weights, to a file."""
 
 import hashlib
 from collections.abc import Mapping
@@ -20,7 +17,7 @@ Initial = Mapping[str, Any] | nn.Module | Model | str | Path
 
 
 def with_initial(model: Model, initial: Initial, sha256: str | None = None) -> Model:
-    """Return the model with the weights given. A file must have the checksum, where one is said."""
+    """Return the model with initial weights; a file must have the checksum, if one is given."""
     if isinstance(initial, str | Path):
         return model.loaded(_read(Path(initial), sha256))
     if isinstance(initial, Model):
@@ -36,9 +33,7 @@ def with_initial(model: Model, initial: Initial, sha256: str | None = None) -> M
 
 
 def write_weights(model: Model, tensors: Tensors, path: Path) -> None:
-    """Write a model as safetensors: its whole state dict, or only these tensors where they are not
-    the whole model.
-    """
+    """Write a model as safetensors: its state dict, or these tensors if they are only a part."""
     if tensors.keys() >= model.param_names | model.buffer_names:
         state = model.state_dict(
             only(tensors, model.param_names), only(tensors, model.buffer_names)
@@ -50,7 +45,9 @@ def write_weights(model: Model, tensors: Tensors, path: Path) -> None:
 def file_digest(path: str | None) -> str:
     """Return the sha256 of a file with initial weights."""
     if path is None:
-        raise InputError("initial_sha256 is given without a file: initial = 'weights.safetensors'")
+        raise InputError(
+            "initial_sha256 is given without a file; add one, as in initial = 'weights.safetensors'"
+        )
     return hashlib.sha256(_bytes(Path(path))).hexdigest()
 
 
@@ -58,8 +55,8 @@ def _read(path: Path, sha256: str | None) -> dict[str, Any]:
     content = _bytes(path)
     if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
         raise InputError(
-            f"the initial weights in {path} are not those of this experiment: their sha256 is not"
-            f" {sha256[:12]}..."
+            f"the file {path} does not hold the initial weights of this experiment: its sha256 is"
+            f" not {sha256[:12]}..."
         )
     try:
         return load(content)

@@ -105,6 +105,10 @@ class Registry(Generic[T]):
                 for key, value in given.items()
             }
             complete = self._complete(name, takes, given)
+            given = {
+                key: complete[key] if isinstance(value, list | tuple) else value
+                for key, value in given.items()
+            }
             value = factory(**_regroup(factory, complete))
             call = Call(
                 name, tuple(given.items()), tuple(complete.items()), _unsaid(takes, complete)

@@ -43,7 +43,17 @@ class Later:
     """
 
 
+@dataclass(frozen=True)
+class Joined:
+    """Marks a text that lists names with commas between them. Use inside `Annotated`.
+
+    Python code may also give a list or a tuple of texts.
+    """
+
+
 LATER = Later()
+JOINED = Joined()
+Names = Annotated[str, JOINED]
 Count = Annotated[int, Bound(least=1)]
 Whole = Annotated[int, Bound(least=0)]
 Positive = Annotated[float, Bound(above=0)]
@@ -61,6 +71,8 @@ def checked(value: Any, annotation: Any, where: str) -> Any:
     if isinstance(value, int) and abs(value) >= 2**63:
         raise InputError(f"{where} must fit into 64 bits; this number has {value.bit_length()}")
     if origin is Annotated:
+        if JOINED in arguments and isinstance(value, list | tuple):
+            value = ", ".join(checked(name, str, f"each of {where}") for name in value)
         value = checked(value, arguments[0], where)
         for bound in arguments[1:]:
             if value is not None and isinstance(bound, Bound) and not bound.holds(value):

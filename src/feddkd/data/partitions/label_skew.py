@@ -1,6 +1,6 @@
-"""Partitions in which a client sees a few classes only.
+"""Partitions in which a client sees only a few classes.
 
-Each rule takes pools of examples, class by class, and deals them out.
+Each rule takes the pools of examples, one for each class, and divides them among the clients.
 """
 
 from collections.abc import Iterable
@@ -8,35 +8,39 @@ from collections.abc import Iterable
 import numpy as np
 
 from feddkd.data.batches import Indices
-from feddkd.data.partitions.pools import Lists, deal
+from feddkd.data.partitions.pools import Lists, divide_pools
 from feddkd.errors import InputError
 from feddkd.randomness import Key, generator
 
 
 def draw_shards(pools: Lists, clients: int, per_client: int, key: Key) -> Lists:
-    if clients * per_client > sum(map(len, pools)):
+    """Return `per_client` random shards for each client, of examples that are sorted by label."""
+    total = sum(map(len, pools))
+    if clients * per_client > total:
         raise InputError(
-            f"{clients * per_client} shards cannot be cut from {sum(map(len, pools))} examples:"
-            " lower per_client"
+            f"{clients * per_client} shards cannot be cut from {total} examples: lower per_client"
         )
-    cut = np.array_split(np.concatenate(pools), clients * per_client)
-    hands = generator((*key, "shards")).permutation(len(cut)).reshape(clients, per_client)
-    return [np.concatenate([cut[s] for s in hand]) for hand in hands]
+    shards = np.array_split(np.concatenate(pools), clients * per_client)
+    order = generator((*key, "shards")).permutation(len(shards))
+    chosen = order.reshape(clients, per_client)
+    return [np.concatenate([shards[s] for s in row]) for row in chosen]
 
 
 def draw_independent(pools: Lists, clients: int, per_client: int, key: Key) -> Lists:
+    """Return for each client its own draw of classes, and of the same number of examples each."""
     random, size = generator((*key, "independent")), sum(map(len, pools)) // (clients * per_client)
     _require(pools, [size] * len(pools))
-    hands = [random.choice(len(pools), per_client, replace=False) for _ in range(clients)]
+    chosen = [random.choice(len(pools), per_client, replace=False) for _ in range(clients)]
     return [
-        np.concatenate([random.choice(pools[r], size, replace=False) for r in hand])
-        for hand in hands
+        np.concatenate([random.choice(pools[r], size, replace=False) for r in classes])
+        for classes in chosen
     ]
 
 
 def draw_star(pools: Lists, clients: int, per_client: int, key: Key) -> Lists:
-    """Each class is K shards; a client draws one from each of its classes and one more, maybe the
-    same, from the doubled ones.
+    """Return for each client one of K shards of each of its classes, and more of some of them.
+
+    `per_client` of its classes are doubled: it draws a second shard of these, maybe the same one.
     """
     random, several = generator((*key, "star")), round(20 / 26 * len(pools))
     if per_client > several:
@@ -45,54 +49,57 @@ def draw_star(pools: Lists, clients: int, per_client: int, key: Key) -> Lists:
             f" {per_client} of them"
         )
     _require(pools, [clients] * len(pools))
-    cut = [pool[: len(pool) // clients * clients].reshape(clients, -1) for pool in pools]
-    hands = [random.choice(len(pools), several, replace=False) for _ in range(clients)]
-    doubled = [random.choice(hand, per_client, replace=False) for hand in hands]
+    shards = [pool[: len(pool) // clients * clients].reshape(clients, -1) for pool in pools]
+    chosen = [random.choice(len(pools), several, replace=False) for _ in range(clients)]
+    doubled = [random.choice(classes, per_client, replace=False) for classes in chosen]
     return [
-        np.concatenate([cut[r][random.integers(clients)] for r in (*h, *d)])
-        for h, d in zip(hands, doubled, strict=True)
+        np.concatenate([shards[r][random.integers(clients)] for r in (*once, *again)])
+        for once, again in zip(chosen, doubled, strict=True)
     ]
 
 
 def draw_exact(pools: Lists, clients: int, per_client: int, key: Key) -> Lists:
-    """Of K per_client = q C + r places, r classes ("wide") get q + 1 holders and the others q;
-    every client has as many wide classes as the next, give or take one, and a class is cut evenly
-    over its holders: so clients come out alike in size.
+    """Return disjoint lists of exactly `per_client` classes each, which use every example.
+
+    With K clients and C classes, K per_client = q C + r: r "wide" classes have q + 1 clients each,
+    the others have q. The clients' numbers of wide classes differ by at most one, and a class is
+    cut evenly over its clients, so that all clients hold about the same number of examples.
     """
     q, r = divmod(clients * per_client, len(pools))
     if q == 0:
         raise InputError(
             f"{clients} clients of {per_client} classes cannot hold all {len(pools)} classes: raise"
-            " either"
+            " the number of clients or of classes"
         )
     random = generator((*key, "exact"))
     wide, quota = random.permutation(len(pools)) < r, _even(random, r * (q + 1), clients)
-    table = np.zeros((len(pools), clients), np.int64)
-    table[wide] = _assign(random, r, q + 1, quota)
-    table[~wide] = _assign(random, len(pools) - r, q, per_client - quota)
-    _require(pools, table.sum(axis=1))
-    for pool, row in zip(pools, table, strict=True):
+    counts = np.zeros((len(pools), clients), np.int64)
+    counts[wide] = _assign(random, r, q + 1, quota)
+    counts[~wide] = _assign(random, len(pools) - r, q, per_client - quota)
+    _require(pools, counts.sum(axis=1))
+    for pool, row in zip(pools, counts, strict=True):
         row[row > 0] = _even(random, len(pool), row.sum())
-    return deal(pools, table)
+    return divide_pools(pools, counts)
 
 
 def _assign(random: np.random.Generator, count: int, holders: int, quota: Indices) -> Indices:
-    """Zeros and ones, `count` classes x clients: rows add up to `holders`, columns to the quota.
+    """Return a 0-1 matrix, `count` classes x clients, with row sums `holders`, column sums `quota`.
 
-    A client takes the classes with most room left, ties at random. This never gets stuck: sums as
-    even as ours always belong to some table (Gale-Ryser), and if to any, then to one in which the
-    client at hand, whichever that is, has the roomiest classes (Havel-Hakimi for bipartite graphs).
+    Each client takes the classes that still need most clients; ties are broken at random. This
+    always succeeds. A matrix with such even sums exists (Gale-Ryser). If one exists, then there is
+    one in which the next client, in any order of clients, takes the classes that still need most
+    (Havel-Hakimi for bipartite graphs).
     """
-    table, room = np.zeros((count, len(quota)), np.int64), np.full(count, holders)
+    matrix, needed = np.zeros((count, len(quota)), np.int64), np.full(count, holders)
     for k in random.permutation(len(quota)):
-        chosen = np.lexsort((random.random(count), -room))[: quota[k]]
-        table[chosen, k] = 1
-        room[chosen] -= 1
-    return table
+        chosen = np.lexsort((random.random(count), -needed))[: quota[k]]
+        matrix[chosen, k] = 1
+        needed[chosen] -= 1
+    return matrix
 
 
 def _even(random: np.random.Generator, total: int, parts: int) -> Indices:
-    """A total in parts that differ by at most one, the larger ones anywhere."""
+    """Return a total in parts that differ by at most one, the larger parts in random places."""
     return random.permutation((total + np.arange(parts)) // parts)
 
 

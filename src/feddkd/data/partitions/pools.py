@@ -1,4 +1,4 @@
-"""Pools of examples, class by class, and the deal: who gets how many of each."""
+"""Pools, which are the examples of one class each, and their division among clients."""
 
 from collections.abc import Sequence
 
@@ -11,12 +11,15 @@ Lists = Sequence[Indices]
 
 
 def make_pools(labels: Indices, classes: int, key: Key) -> list[Indices]:
-    """The examples of each class, shuffled."""
+    """Return the examples of each class, shuffled."""
     order = generator((*key, "pools")).permutation(len(labels))
     return [order[labels[order] == r] for r in range(classes)]
 
 
-def deal(pools: Lists, table: Indices) -> list[Indices]:
-    """Client k gets table[r, k] examples of pools[r], class after class."""
-    pieces = [np.split(pool, np.cumsum(row))[:-1] for pool, row in zip(pools, table, strict=True)]
-    return [np.concatenate(own) for own in zip(*pieces, strict=True)]
+def divide_pools(pools: Lists, counts: Indices) -> list[Indices]:
+    """Return each client's examples: client k gets counts[r, k] of pools[r], class after class."""
+    clients: list[list[Indices]] = [[] for _ in range(counts.shape[1])]
+    for pool, row in zip(pools, counts, strict=True):
+        for client, piece in zip(clients, np.split(pool, np.cumsum(row))[:-1], strict=True):
+            client.append(piece)
+    return [np.concatenate(pieces) for pieces in clients]

@@ -1,9 +1,9 @@
-"""Who holds what: a partition divides the examples of a data set among the clients.
+"""Partitions, which divide the examples of a data set among the clients.
 
-A partition is a value with a spelling, as `classes(per_client=6)`; called with a table of labels, a
-number of clients and a key it draws a `Split`, a pure function of the three. Papers mean different
-things by the same words, so every published variant has a name of its own here and says where it
-comes from.
+A partition is a value with a text, such as `classes(per_client=6)`. Called with a table of labels,
+a number of clients and a key, it draws a `Split`, which is a pure function of the three. Papers use
+the same words for different partitions, so every published variant has its own name here, with its
+source.
 """
 
 import hashlib
@@ -27,20 +27,21 @@ from feddkd.spec.types import Count, Positive, Share
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Which examples each client holds: index arrays into the training set, and, where a protocol
-    says so, into the test set.
+    """The examples of each client, as positions in the training set.
+
+    A partition with test sets also gives positions in the test set.
     """
 
     train: tuple[Indices, ...]
-    # each client's own test examples; None: everybody is tested on all of them
+    # each client's own test examples; None: every client is tested on all test examples
     test: tuple[Indices, ...] | None
-    text: str  # canonical spelling of the partition that made it
+    text: str  # canonical text of the partition that made it
 
     @property
     def digest(self) -> str:
-        """What everybody holds, in order, as one number.
+        """The sha256 over all lists in order.
 
-        The spelling does not enter, so a saved split keeps its digest.
+        It does not depend on the partition's text, so a saved split keeps its digest.
         """
         digest = hashlib.sha256()
         for lists in (self.train, self.test):
@@ -50,14 +51,12 @@ class Split:
         return digest.hexdigest()
 
     def save(self, path: Path) -> None:
-        """One .npz file, there in full or not at all."""
+        """Write the split as an .npz file, in full or not at all."""
         arrays = {"text": np.array(self.text), "digest": np.array(self.digest)}
         for name, lists in (("train", self.train), ("test", self.test)):
             if lists is not None:
-                arrays |= {
-                    name: np.concatenate(lists),
-                    f"{name}_sizes": np.array([len(own) for own in lists]),
-                }
+                arrays[name] = np.concatenate(lists)
+                arrays[f"{name}_sizes"] = np.array([len(client) for client in lists])
         unfinished = path.with_name(f".{path.name}.{os.getpid()}")
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -69,22 +68,21 @@ class Split:
 
     @classmethod
     def load(cls, path: Path) -> "Split":
+        """Return the split in a file that `save` wrote."""
         try:
             with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
                 arrays = dict(file)
             test = _unpack(arrays, "test") if "test" in arrays else None
-            split, digest = (
-                cls(_unpack(arrays, "train"), test, str(arrays["text"])),
-                str(arrays["digest"]),
-            )
-        # numpy and zipfile answer damaged files with a dozen kinds of exception
+            split = cls(_unpack(arrays, "train"), test, str(arrays["text"]))
+            digest = str(arrays["digest"])
+        # numpy and zipfile raise a dozen kinds of exception for damaged files
         except Exception as error:
-            # which nobody should be told how to load
+            # numpy's own message explains how to allow pickles, which would run the file's code
             reason = "it holds no lists" if "pickle" in str(error) else error
             raise InputError(f"cannot read a saved partition from {path}: {reason}") from error
         if digest != split.digest:
             raise InputError(
-                f"the saved partition {path} is damaged: its digest does not fit its lists"
+                f"the saved partition {path} is damaged: its lists do not have its digest"
             )
         return split
 
@@ -94,7 +92,7 @@ def _unpack(arrays: dict[str, Indices], name: str) -> tuple[Indices, ...]:
 
 
 class Table(NamedTuple):
-    """What a partition reads of a data set.
+    """The labels and domains of a data set, which are the input of a partition.
 
     Indices in a split are positions in `labels` and `test_labels`.
     """
@@ -113,10 +111,10 @@ class Partition(Spelled):
     # (table, number of clients, key) -> training and test lists
     draw: Callable[[Table, int, Key], tuple[Lists, Lists | None]]
     summary: str = ""
-    own_tests: bool = False  # whether it deals out test sets, too
-    identity: str = ""  # what it is called in digests, where that is not its spelling
-    elsewhere: bool = False  # clients bring examples of their own, and are dealt none
-    # its lists count through the whole training set, and not through the part of it meant for
+    own_tests: bool = False  # it also divides the test examples
+    identity: str = ""  # the text in digests, if it is not the partition's own text
+    elsewhere: bool = False  # clients have their own examples, and get none from the data set
+    # the positions are those in the whole training set, and not in the part that is left for
     # clients
     fixed: bool = False
 
@@ -129,8 +127,8 @@ class Partition(Spelled):
             raise InputError(f"a partition needs at least one client, not {clients}")
         if clients > len(table.labels) and not self.elsewhere:
             raise InputError(
-                f"{clients} clients cannot share {len(table.labels)} training examples: take fewer"
-                " clients"
+                f"{len(table.labels)} training examples are too few for {clients} clients: take"
+                " fewer clients"
             )
         train, test = self.draw(table, clients, key)
         return Split(
@@ -140,49 +138,49 @@ class Partition(Spelled):
         )
 
     def _checked(self, kind: str, lists: Lists, clients: int, count: int) -> tuple[Indices, ...]:
-        """Plug-ins and files are not to be trusted: one list a client, nobody empty-handed, nothing
-        out of range.
+        """Return the lists, or raise an InputError: a plug-in or a file may be wrong.
+
+        There must be one list for each client, no empty list, and no position out of range.
         """
         if len(lists) != clients:
             raise InputError(
                 f"partition {self} divides {kind} examples among {len(lists)} clients, not"
                 f" {clients}"
             )
-        for k, own in enumerate(lists):
-            if len(own) == 0 and self.elsewhere:
+        for k, client in enumerate(lists):
+            if len(client) == 0 and self.elsewhere:
                 continue
-            if len(own) == 0:
+            if len(client) == 0:
                 raise InputError(
                     f"partition {self} leaves client {k} of {clients} without {kind} examples: take"
                     " fewer clients"
                 )
-            if np.min(own) < 0 or np.max(own) >= count:
+            if np.min(client) < 0 or np.max(client) >= count:
                 raise InputError(
                     f"partition {self} gives client {k} {kind} examples that do not exist; there"
                     f" are {count}"
                 )
-        return tuple(np.asarray(own, np.int64) for own in lists)
+        return tuple(np.asarray(client, np.int64) for client in lists)
 
 
 PARTITIONS: Registry[Partition] = Registry("partition", "feddkd.partitions")
 
 
 def counts(split: Split, labels: Indices, classes: int) -> Indices:
-    """A table clients x classes: how many training examples of each class each client holds."""
-    return np.stack([np.bincount(labels[own], minlength=classes) for own in split.train])
+    """Return the number of training examples by client and class, of shape (clients, classes)."""
+    return np.stack([np.bincount(labels[client], minlength=classes) for client in split.train])
 
 
 @PARTITIONS.register
 def iid() -> Partition:
-    """Everybody draws from one pot: shuffled, sizes differ by at most one (McMahan et al., AISTATS
-    2017, arXiv:1602.05629).
+    """Shuffle all examples and give each client an equal part; sizes differ by at most one.
+
+    McMahan et al., AISTATS 2017, arXiv:1602.05629.
     """
 
     def draw(table: Table, clients: int, key: Key) -> tuple[Lists, None]:
-        return (
-            np.array_split(generator((*key, "iid")).permutation(len(table.labels)), clients),
-            None,
-        )
+        order = generator((*key, "iid")).permutation(len(table.labels))
+        return np.array_split(order, clients), None
 
     return Partition(draw, "shuffled, in equal parts")
 
@@ -191,15 +189,16 @@ def iid() -> Partition:
 def classes(
     per_client: Count = 6, form: Literal["exact", "independent", "shards", "star"] = "exact"
 ) -> Partition:
-    """Every client sees `per_client` classes only, in one of four readings of FedDKD's "6 of 26
-    classes".
+    """Give each client `per_client` classes, in one of four readings of FedDKD's "6 of 26 classes".
 
-    exact: disjoint, nothing left over, exactly that many classes each, as the FedDKD paper states
-    the problem. independent: each client draws its classes and N/(K per_client) examples of each by
-    itself; overlaps, may miss a class;
-        with it the paper's figures come out.
-    shards: that many label-sorted shards each, as `shards`. star: `femnist_star` of FedMAX (Chen et
-    al., ECML-PKDD 2020, arXiv:2004.03657): 20 of 26 classes, `per_client` of them twice.
+    exact: disjoint lists of exactly that number of classes, which use every example, as the FedDKD
+        paper states the problem.
+    independent: each client draws its classes, and N/(K per_client) examples of each, independently
+        of the others; clients' lists overlap and may miss a class. It reproduces the paper's
+        figures.
+    shards: that number of label-sorted shards for each client, as in `shards`.
+    star: `femnist_star` of FedMAX (Chen et al., ECML-PKDD 2020, arXiv:2004.03657): 20 of 26
+        classes, `per_client` of them twice.
     """
     rule = {
         "exact": draw_exact,
@@ -220,15 +219,14 @@ def classes(
 
 @PARTITIONS.register
 def shards(per_client: Count = 2) -> Partition:
-    """Sort by label, cut into K per_client shards, deal `per_client` to each client (McMahan et
-    al., AISTATS 2017).
+    """Sort by label, cut into K per_client shards, and give each client `per_client` of them.
+
+    McMahan et al., AISTATS 2017.
     """
 
     def draw(table: Table, clients: int, key: Key) -> tuple[Lists, None]:
-        return (
-            draw_shards(make_pools(table.labels, table.classes, key), clients, per_client, key),
-            None,
-        )
+        pools = make_pools(table.labels, table.classes, key)
+        return draw_shards(pools, clients, per_client, key), None
 
     return Partition(draw, f"{per_client} label-sorted shards a client")
 
@@ -240,13 +238,16 @@ def dirichlet(
     minimum: Count = 10,
     ratio: Share | None = None,
 ) -> Partition:
-    """Each class is divided by its own draw from Dir_K(alpha), all again until the smallest client
-    has the minimum.
+    """Divide each class by its own draw from Dir_K(alpha).
 
-    plain: just that, the FedDKD paper's sentence. fedma: a client that holds N/K examples gets
-    nothing of later classes (Wang et al., ICLR 2020, arXiv:2002.06440, its code). fedgen: the same
-    with a share `ratio` (.1 unless given) of every class; the minimum is per class; clients are
-    tested on the labels they own (Zhu et al., ICML 2021, arXiv:2105.10056, its code).
+    All classes are drawn again until the smallest client has the minimum.
+
+    plain: nothing else, as the FedDKD paper says.
+    fedma: a client that holds N/K examples gets nothing of later classes (Wang et al., ICLR 2020,
+        arXiv:2002.06440, its code).
+    fedgen: as fedma, with a share `ratio` (.1 if not given) of every class; the minimum is for each
+        class; clients are tested on the labels that they hold (Zhu et al., ICML 2021,
+        arXiv:2105.10056, its code).
     """
     if ratio is not None and form != "fedgen":
         raise InputError(
@@ -256,75 +257,59 @@ def dirichlet(
     def draw(table: Table, clients: int, key: Key) -> tuple[Lists, Lists | None]:
         pools = make_pools(table.labels, table.classes, key)
         if form != "fedgen":
-            return (
-                draw_plain(
-                    pools, clients, key, alpha=alpha, minimum=minimum, balance=form == "fedma"
-                ),
-                None,
-            )
+            balance = form == "fedma"
+            lists = draw_plain(pools, clients, key, alpha=alpha, minimum=minimum, balance=balance)
+            return lists, None
         tests = [np.flatnonzero(table.test_labels == r) for r in range(table.classes)]
-        return draw_fedgen(
-            pools,
-            tests,
-            clients,
-            key,
-            alpha=alpha,
-            minimum=minimum,
-            ratio=0.1 if ratio is None else ratio,
-        )
+        share = 0.1 if ratio is None else ratio
+        return draw_fedgen(pools, tests, clients, key, alpha=alpha, minimum=minimum, ratio=share)
 
-    return Partition(
-        draw,
-        f"Dirichlet({alpha:g}) over clients, class by class ({form})",
-        own_tests=form == "fedgen",
-    )
+    summary = f"Dirichlet({alpha:g}) over clients, class by class ({form})"
+    return Partition(draw, summary, own_tests=form == "fedgen")
 
 
 @PARTITIONS.register
 def domains() -> Partition:
-    """Client k holds the k-th domain and is tested on it (FedBN: Li et al., ICLR 2021,
-    arXiv:2102.07623).
+    """Give client k the k-th domain, and test it on that domain.
+
+    FedBN: Li et al., ICLR 2021, arXiv:2102.07623.
     """
 
     def draw(table: Table, clients: int, key: Key) -> tuple[Lists, Lists]:
         if table.domains is None or table.test_domains is None:
-            raise InputError("partition 'domains' needs data that come in domains; these do not")
-        found = np.unique(table.domains)
-        if clients != len(found):
+            raise InputError("partition 'domains' needs data with domains; these have none")
+        names = np.unique(table.domains)
+        if clients != len(names):
             raise InputError(
-                f"partition 'domains' makes one client of each domain: {len(found)} clients, not"
+                f"partition 'domains' makes one client of each domain: {len(names)} clients, not"
                 f" {clients}"
             )
-        train, test = table.domains, table.test_domains
-        return [np.flatnonzero(train == d) for d in found], [
-            np.flatnonzero(test == d) for d in found
-        ]
+        train = [np.flatnonzero(table.domains == name) for name in names]
+        return train, [np.flatnonzero(table.test_domains == name) for name in names]
 
     return Partition(draw, "one client a domain", own_tests=True)
 
 
 @PARTITIONS.register
 def elsewhere() -> Partition:
-    """Nothing is divided: on a federation of Flower nodes every client brings examples of its own."""
-    return Partition(
-        lambda table, clients, key: ([np.arange(0)] * clients, None),
-        "each client's own",
-        elsewhere=True,
-    )
+    """Divide nothing: in a federation of Flower nodes every client has its own examples."""
+
+    def draw(table: Table, clients: int, key: Key) -> tuple[Lists, None]:
+        return [np.arange(0)] * clients, None
+
+    return Partition(draw, "each client's own", elsewhere=True)
 
 
 @PARTITIONS.register
 def saved(path: str) -> Partition:
-    """A split from a file that `Split.save` wrote.
+    """Read the split from a file that `Split.save` wrote.
 
-    It is known by what it holds, not by where it lies.
+    In digests it has the name of its lists, and not of its file.
     """
     split = Split.load(Path(path))
 
     def draw(table: Table, clients: int, key: Key) -> tuple[Lists, Lists | None]:
         return split.train, split.test
 
-    identity = f"saved(digest={split.digest!r})"
-    return Partition(
-        draw, "read from a file", own_tests=split.test is not None, identity=identity, fixed=True
-    )
+    identity, own_tests = f"saved(digest={split.digest!r})", split.test is not None
+    return Partition(draw, "read from a file", own_tests=own_tests, identity=identity, fixed=True)

@@ -1,4 +1,4 @@
-"""FedBN's job: digits of five kinds, one kind a client."""
+"""The data of FedBN's experiment: digits from five domains, one domain for each client."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from feddkd.data.examples import Data, Examples, from_arrays
 from feddkd.data.sources.formats import Array
-from feddkd.data.sources.registry import SOURCES, Source
+from feddkd.data.sources.registry import DIGITS, SOURCES, Source
 from feddkd.errors import InputError, choices
 from feddkd.spec.types import Count
 
@@ -26,39 +26,38 @@ DOMAINS = {
 def digit_domains(
     domains: str = "mnist,svhn,usps,generated,mnist_m", per_domain: Count = 743
 ) -> Source:
-    """FedBN's job: five kinds of digits, as many of each to train on (743 is a tenth of USPS), all
-    of the rest to test on.
+    """FedBN's digits from up to five domains, with equally many training images of each.
+
+    743, a tenth of USPS, is FedBN's number; a fifth of each domain's images is its test set.
     """
     names = tuple(name.strip() for name in domains.split(","))
     for name in names:
         if name not in DOMAINS or names.count(name) > 1:
             raise InputError(
-                f"digit_domains: {name!r} is unknown or named twice; domains are {choices(DOMAINS)}"
+                f"digit_domains: {name!r} is unknown or given twice; domains are {choices(DOMAINS)}"
             )
 
     def load(root: Path | None) -> Data:
-        found = [SOURCES[DOMAINS[name]]().load(root) for name in names]
-        parts = [_domain(data, index, per_domain) for index, data in enumerate(found)]
-        notes = [
-            f"domain {name!r}: {data.note}"
-            for name, data in zip(names, found, strict=True)
-            if data.note
-        ]
-        train, test = (_joined([part[side] for part in parts]) for side in (0, 1))
+        notes, training, tests = [], [], []
+        for index, name in enumerate(names):
+            data = SOURCES[DOMAINS[name]]().load(root)
+            train, test = _domain(data, index, per_domain)
+            training.append(train)
+            tests.append(test)
+            if data.note:
+                notes.append(f"domain {name!r}: {data.note}")
         return from_arrays(
-            train,
-            test,
+            _joined(training),
+            _joined(tests),
             name="digit_domains",
-            labels=tuple("0123456789"),
+            labels=DIGITS,
             domains=names,
             note="; ".join(notes),
         )
 
-    inner = [SOURCES[DOMAINS[name]]() for name in names]
-    files, origin = (
-        tuple(file for source in inner for file in source.files),
-        "; ".join(source.origin for source in inner),
-    )
+    parts = [SOURCES[DOMAINS[name]]() for name in names]
+    files = tuple(file for source in parts for file in source.files)
+    origin = "; ".join(source.origin for source in parts)
     summary = (
         "FedBN's digits from up to five domains, 28x28 colour; the domain 'generated' stands in for"
         " SynthDigits"
@@ -67,42 +66,40 @@ def digit_domains(
 
 
 def _domain(data: Data, index: int, count: int) -> tuple[Examples, Examples]:
-    """Training and test images pooled and split anew, 80/20, exactly as FedBN does."""
+    """Return a domain's training and test images, split again 80/20 as in FedBN."""
     from sklearn.model_selection import StratifiedShuffleSplit
 
-    x, y = (
-        torch.cat([data.train.x, data.test.x]).numpy(),
-        torch.cat([data.train.y, data.test.y]).numpy(),
-    )
+    x = torch.cat([data.train.x, data.test.x]).numpy()
+    y = torch.cat([data.train.y, data.test.y]).numpy()
+    splitter = StratifiedShuffleSplit(n_splits=1, test_size=0.2, random_state=0)
     try:
-        train, test = next(
-            StratifiedShuffleSplit(n_splits=1, test_size=0.2, random_state=0).split(y, y)
-        )
+        train, test = next(splitter.split(y, y))
     except ValueError as error:
         raise InputError(
             f"digit_domains: {data.name!r} has too few images of some class: {error}"
         ) from error
     if len(train) < count:
         raise InputError(
-            f"digit_domains: per_domain={count}, but {data.name!r} has only {len(train)} images to"
-            " train on"
+            f"digit_domains: per_domain={count}, but {data.name!r} has only {len(train)} training"
+            " images"
         )
 
-    def part(pick: Array) -> Examples:
-        return Examples(_alike(x[pick]), torch.from_numpy(y[pick]), torch.full((len(pick),), index))
+    def part(chosen: Array) -> Examples:
+        domain = torch.full((len(chosen),), index)
+        return Examples(_resized(x[chosen]), torch.from_numpy(y[chosen]), domain)
 
     return part(train[:count]), part(test)
 
 
-def _alike(x: Array) -> Tensor:
-    """28x28 in three channels, resized as PIL does: bilinear, each image by itself."""
+def _resized(x: Array) -> Tensor:
+    """Return the images as 28x28 in three channels; PIL resizes each one, bilinearly."""
     from PIL import Image
 
     if x.shape[-1] != 28:
-        flat = x[:, 0] if x.shape[1] == 1 else x.transpose(0, 2, 3, 1)
+        images = x[:, 0] if x.shape[1] == 1 else x.transpose(0, 2, 3, 1)
         resized = [
             np.asarray(Image.fromarray(image).resize((28, 28), Image.Resampling.BILINEAR))
-            for image in flat
+            for image in images
         ]
         x = np.stack(resized).reshape(len(x), 28, 28, -1).transpose(0, 3, 1, 2)
     return torch.from_numpy(np.ascontiguousarray(np.broadcast_to(x, (len(x), 3, 28, 28))))
@@ -110,6 +107,5 @@ def _alike(x: Array) -> Tensor:
 
 def _joined(parts: Sequence[Examples]) -> Examples:
     domain = torch.cat([part.domain for part in parts if part.domain is not None])
-    return Examples(
-        torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]), domain
-    )
+    x, y = torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts])
+    return Examples(x, y, domain)

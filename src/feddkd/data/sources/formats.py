@@ -1,8 +1,8 @@
 """Readers of the official file formats.
 
-Every file comes from outside: it may be cut short, swapped for another, or hostile. So a reader
-checks what it finds against what is expected, runs nothing, writes nothing, and whatever goes wrong
-inside it ends as one `InputError` that names the file.
+Every file comes from outside: it may be cut short, the wrong file, or hostile. So a reader checks
+the content against the expected shapes and values, runs nothing and writes nothing. Every error in
+a reader becomes one `InputError` that names the file.
 """
 
 import bz2
@@ -30,7 +30,7 @@ Rows = list[tuple[str, int]]
 P = ParamSpec("P")
 R = TypeVar("R")
 
-LARGEST = 8 << 30  # bytes; no data set here comes near, and a compression bomb stops at it
+LARGEST = 8 << 30  # bytes; far more than any data set here, and the limit for compression bombs
 LARGEST_ARCHIVE = 1 << 30
 LARGEST_IMAGE = 1 << 16
 CIFAR = (3, 32, 32)
@@ -38,20 +38,20 @@ USPS_PIXELS = 256
 
 
 @dataclass(frozen=True)
-class SourceFolder:
-    """Where one source's files are looked for: the folders of its official release, then the data
-    folder itself.
-    """
+class SourceFiles:
+    """The files of one source, in the folders of its official release or in the data folder."""
 
     root: Path
     folders: tuple[str, ...]
 
-    def seek(self, *names: str) -> Path | None:
-        places = [self.root / folder / name for folder in (*self.folders, ".") for name in names]
-        return next((place for place in places if place.exists()), None)
+    def find_or_none(self, *names: str) -> Path | None:
+        """Return the first of these files that exists, or None."""
+        paths = [self.root / folder / name for folder in (*self.folders, ".") for name in names]
+        return next((path for path in paths if path.exists()), None)
 
     def find(self, *names: str) -> Path:
-        path = self.seek(*names)
+        """Return the first of these files that exists; raise an InputError if none does."""
+        path = self.find_or_none(*names)
         if path is None:
             inside = " or ".join(f"{folder}/" for folder in self.folders)
             raise InputError(f"{' or '.join(names)} is not in {self.root} nor in its {inside}")
@@ -61,10 +61,10 @@ class SourceFolder:
 def reads(
     what: str,
 ) -> Callable[[Callable[Concatenate[Path, P], R]], Callable[Concatenate[Path, P], R]]:
-    """Turn whatever a parser throws at foreign bytes into one line that names the file.
+    """Return a decorator that turns every error of a reader into one that names the file.
 
-    The net is wide on purpose: pickle, zlib, PIL, scipy and h5py raise almost anything when a file
-    is damaged.
+    It catches every Exception, because pickle, zlib, PIL, scipy and h5py raise almost any kind when
+    a file is damaged.
     """
 
     def decorate(reader: Callable[Concatenate[Path, P], R]) -> Callable[Concatenate[Path, P], R]:
@@ -89,9 +89,10 @@ def _expect(holds: bool, otherwise: str) -> None:
 
 
 def _content(path: Path, limit: int) -> bytes:
-    """What the file holds, unpacked.
+    """Return the content of a file, decompressed.
 
-    Its first bytes tell how it is packed, not its name: browsers unpack and keep the name.
+    The compression is read from the first bytes and not from the name, because browsers may
+    decompress a file and keep its name.
     """
     with path.open("rb") as raw:
         start = raw.read(3)
@@ -121,12 +122,12 @@ def _labels(values: Any, least: int, most: int) -> NDArray[np.int64]:
 def idx(
     path: Path, shape: tuple[int, ...], md5: str = "", labels: tuple[int, int] | None = None
 ) -> Array:
-    """Unsigned bytes in LeCun's idx format, of exactly this shape, packed with gzip or not."""
+    """Return the bytes of a file in LeCun's idx format, of exactly this shape, gzipped or not."""
     content = _content(path, 4 + 4 * len(shape) + int(np.prod(shape)))
     magic = bytes([0, 0, 8, len(shape)])
     _expect(content[:4] == magic, f"it begins with {content[:4].hex()}, not {magic.hex()}")
-    found = tuple(np.frombuffer(content, ">u4", len(shape), 4).tolist())
-    _expect(found == shape, f"its shape is {found}, not {shape}")
+    actual = tuple(np.frombuffer(content, ">u4", len(shape), 4).tolist())
+    _expect(actual == shape, f"its shape is {actual}, not {shape}")
     digest = hashlib.md5(content, usedforsecurity=False).hexdigest()
     _expect(md5 in ("", digest), f"md5 of the unpacked file is {digest}, not {md5}")
     values = np.frombuffer(content, np.uint8, offset=4 + 4 * len(shape)).reshape(shape)
@@ -135,9 +136,9 @@ def idx(
 
 @reads("the official binary CIFAR file")
 def cifar_binary(path: Path, count: int, classes: int) -> Pair:
-    """Rows of label and pixels.
+    """Return the images and labels of a binary file, whose rows are a label and pixels.
 
-    CIFAR-100 has two labels, the coarse one first; the last one is wanted either way.
+    CIFAR-100 has two labels in a row, first the coarse one; the last label is returned.
     """
     row = (2 if classes == 100 else 1) + 3072
     content = _content(path, count * row)
@@ -147,9 +148,7 @@ def cifar_binary(path: Path, count: int, classes: int) -> Pair:
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Reads containers, numbers, text and numpy arrays, and knows of nothing else that a pickle
-    could call.
-    """
+    """A reader of pickles that allows only containers, numbers, text and numpy arrays."""
 
     allowed = frozenset(
         [(f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")]
@@ -164,20 +163,19 @@ class _PlainUnpickler(pickle.Unpickler):
 
 @reads("the official pickled CIFAR file")
 def cifar_pickle(path: Path, count: int, classes: int) -> Pair:
-    """The Python version of CIFAR, pickled by Python 2: its text and bytes are the same type, so
-    latin-1 keeps both.
+    """Return the images and labels of a pickled file.
+
+    Python 2 wrote it, where text and bytes are the same type; the encoding latin-1 keeps both.
     """
     content = _content(path, 1 << 28)
-    most = max(
-        (
-            int(index or 0)
-            for code, index, _ in pickletools.genops(content)
-            if code.name.endswith("PUT")
-        ),
-        default=0,
-    )
-    # the unpickler would make room for all of them at once
-    _expect(most <= len(content), f"it puts aside {most:,} things")
+    indices = [
+        int(index or 0)
+        for code, index, _ in pickletools.genops(content)
+        if code.name.endswith("PUT")
+    ]
+    most = max(indices, default=0)
+    # the unpickler would allocate memory for all of them at once
+    _expect(most <= len(content), f"it stores {most:,} objects")
     batch = _PlainUnpickler(io.BytesIO(content), encoding="latin1").load()
     _expect(isinstance(batch, dict), "it is not a dictionary")
     batch = {key.decode() if isinstance(key, bytes) else key: value for key, value in batch.items()}
@@ -193,9 +191,9 @@ def cifar_pickle(path: Path, count: int, classes: int) -> Pair:
 
 @reads("SVHN's cropped digits in MATLAB's format")
 def svhn(path: Path, most: int) -> Pair:
-    """X (32, 32, 3, N) and y (N, 1) with 10 for a nought.
+    """Return the images and labels; the file has X (32, 32, 3, N), and y (N, 1) with 10 for 0.
 
-    Shapes are looked at before anything is unpacked.
+    The shapes are checked before anything is decompressed.
     """
     from scipy.io import loadmat, whosmat
 
@@ -211,12 +209,13 @@ def svhn(path: Path, most: int) -> Pair:
         0 < count <= most and shapes["y"][0] == (count, 1),
         f"{count:,} images (at most {most:,}), labels {shapes['y'][0]}",
     )
-    found = loadmat(io.BytesIO(content), variable_names=["X", "y"])
-    return found["X"].transpose(3, 2, 0, 1), _labels(found["y"][:, 0], 1, 10) % 10
+    arrays = loadmat(io.BytesIO(content), variable_names=["X", "y"])
+    return arrays["X"].transpose(3, 2, 0, 1), _labels(arrays["y"][:, 0], 1, 10) % 10
 
 
 @reads("USPS in HDF5")
 def usps_h5(path: Path, split: str, count: int) -> Pair:
+    """Return the images and labels of one split of an HDF5 file."""
     try:
         import h5py
     except ImportError as error:
@@ -234,7 +233,7 @@ def usps_h5(path: Path, split: str, count: int) -> Pair:
 
 @reads("USPS in libsvm's text format")
 def usps_text(path: Path, count: int) -> Pair:
-    """libsvm's file: pixels -1..1, labels 1..10 for the digits 0..9."""
+    """Return the images and labels; the file has pixels in -1..1 and labels 1..10 for 0..9."""
     from sklearn.datasets import load_svmlight_file
 
     x, y = load_svmlight_file(
@@ -248,7 +247,7 @@ def usps_text(path: Path, count: int) -> Pair:
 
 
 def _usps_bytes(x: Array) -> Array:
-    """Cut off, not rounded: so do FedBN and torchvision."""
+    """Return pixels in 0..1 as bytes, rounded down as in FedBN and torchvision."""
     x = np.asarray(x, np.float32)
     _expect(bool(((x >= 0) & (x <= 1)).all()), "pixels outside the range")
     return (x * np.float32(255)).astype(np.uint8).reshape(-1, 1, 16, 16)
@@ -256,6 +255,7 @@ def _usps_bytes(x: Array) -> Array:
 
 @reads("a list of image names and labels")
 def label_list(path: Path) -> Rows:
+    """Return the names of images and their labels."""
     return _rows(_content(path, 1 << 24))
 
 
@@ -264,22 +264,17 @@ def _rows(text: bytes) -> Rows:
     _expect(all(len(pair) == 2 for pair in pairs), "a line is not of the form: name label")
     _expect(
         all("/" not in name and "\\" not in name for name, _ in pairs),
-        "a name that leads out of its folder",
+        "a name points out of its folder",
     )
-    return list(
-        zip(
-            [name for name, _ in pairs],
-            _labels([int(label) for _, label in pairs], 0, 9).tolist(),
-            strict=True,
-        )
-    )
+    labels = _labels([int(label) for _, label in pairs], 0, 9).tolist()
+    return [(name, label) for (name, _), label in zip(pairs, labels, strict=True)]
 
 
 @reads("MNIST-M's images")
 def mnist_m(path: Path, split: str, most: int, labels: Path | None) -> Pair:
-    """The images of one split, from a folder or a tar that holds it.
+    """Return the images and labels of one split, from a folder or a tar file.
 
-    Without a list of labels the tar must hold that too.
+    If no list of labels is given, it must be in the tar file.
     """
     files = None if path.is_dir() else _members(path, f"mnist_m_{split}")
     rows = label_list(labels) if labels else _rows((files or {})[f"mnist_m_{split}_labels.txt"])
@@ -299,24 +294,24 @@ def _image(folder: Path, name: str) -> bytes:
 
 
 def _members(path: Path, start: str) -> dict[str, bytes]:
-    """A tar's plain files by name, from the last `start` on.
+    """Return a tar file's plain files by name; a name begins at the last `start` in the path.
 
-    Read in memory; nothing is written, no link is followed.
+    The files are read into memory: nothing is written, and no link is followed.
     """
-    found: dict[str, bytes] = {}
+    files: dict[str, bytes] = {}
     total = 0
     with tarfile.open(path) as archive:
         for member in archive:
-            _, here, rest = member.name.rpartition(start)
-            file = archive.extractfile(member) if here and member.isfile() else None
+            _, match, rest = member.name.rpartition(start)
+            file = archive.extractfile(member) if match and member.isfile() else None
             if file:
                 total += member.size
                 _expect(
                     total <= LARGEST_ARCHIVE,
                     f"its images unpack to more than {LARGEST_ARCHIVE:,} bytes",
                 )
-                found[here + rest] = file.read()
-    return found
+                files[match + rest] = file.read()
+    return files
 
 
 def _png(content: bytes, name: str) -> Array:
@@ -329,13 +324,13 @@ def _png(content: bytes, name: str) -> Array:
 
 @reads("an .npz file of arrays")
 def npz(path: Path, names: tuple[str, ...]) -> list[Array]:
-    """Arrays by name. Objects are refused: to load them would run what the file says."""
+    """Return arrays by name; refuse pickled objects, because loading them would run code."""
     with zipfile.ZipFile(path) as archive:
         size = sum(member.file_size for member in archive.infolist())
     _expect(size <= LARGEST, f"it unpacks to {size:,} bytes; at most {LARGEST:,} are read")
     with np.load(path, allow_pickle=False) as arrays:
         _expect(
             set(names) <= set(arrays),
-            f"it holds {', '.join(arrays) or 'nothing'}; wanted are {', '.join(names)}",
+            f"it holds {', '.join(arrays) or 'nothing'}; it must hold {', '.join(names)}",
         )
         return [arrays[name] for name in names]

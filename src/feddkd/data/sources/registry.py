@@ -1,4 +1,4 @@
-"""Data sources by name: how each is had."""
+"""The registry of data sources."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,13 +10,14 @@ from feddkd.spec.registry import Registry, Spelled
 
 @dataclass(frozen=True, eq=False)
 class Source(Spelled):
-    """How one set of data is had: what must be in the folder, where to get it, how to read it."""
+    """A data set that can be loaded: the files it needs, their origin, and their reader."""
 
-    load: Callable[[Path | None], Data]
+    load: Callable[[Path | None], Data]  # data folder -> data
     files: tuple[str, ...]
     origin: str
     transform: str
     summary: str
 
 
+DIGITS = tuple("0123456789")  # the labels of every data set of digits
 SOURCES: Registry[Source] = Registry("data source", "feddkd.data")

@@ -1,14 +1,15 @@
-"""Digits drawn from fonts, in the manner of SynthDigits (Ganin and Lempitsky, ICML 2015,
-arXiv:1409.7495).
+"""Digits drawn from fonts, similar to SynthDigits.
 
-They are generated here and are not SynthDigits; wherever they are shown they are called generated.
-What varies is what varied there: font, size, rotation, place, neighbouring digits, colours of
-stroke and background, blur. The fonts are matplotlib's.
+SynthDigits: Ganin and Lempitsky, ICML 2015, arXiv:1409.7495. The digits here are generated and are
+not SynthDigits; the name `generated` always says so. They vary as in SynthDigits: font, size,
+rotation, position, neighbouring digits, colours of stroke and background, blur. The fonts are
+matplotlib's.
 """
 
 import functools
 import math
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -16,8 +17,12 @@ import torch.nn.functional as F  # noqa: N812
 from numpy.typing import NDArray
 from torch import Tensor
 
+from feddkd.data.examples import Data, from_arrays
+from feddkd.data.sources.registry import DIGITS, SOURCES, Source
 from feddkd.randomness import Key, generator
+from feddkd.spec.types import Bound, Whole
 
+ImageCount = Annotated[int, Bound(least=1, most=1_000_000)]  # a larger number is a mistake
 FONTS = (
     *("DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSans-BoldOblique"),
     *("DejaVuSansMono", "DejaVuSansMono-Bold", "DejaVuSansMono-Oblique"),
@@ -26,32 +31,50 @@ FONTS = (
     *("cmr10", "cmb10", "cmss10", "cmtt10", "cmti10"),
 )
 SIDE = 32
-FINE = 2 * SIDE  # strokes are drawn at twice the size, then averaged: smooth edges
+FINE = 2 * SIDE  # strokes are drawn at twice the size, then averaged, for smooth edges
 GLYPH_HEIGHT = 40  # of a canvas of FINE pixels
-CHUNK = 256  # images drawn at once, and part of the key: another number gives other images
+CHUNK = 256  # images drawn at once; it is part of the key: another number gives other images
 GREY = torch.tensor([0.299, 0.587, 0.114])
 
 
-def render(count: int, key: Key) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Images (N, 3, 32, 32) and labels; a pure function of the key.
+@SOURCES.register
+def generated_digits(train: ImageCount = 7438, test: ImageCount = 4000, seed: Whole = 0) -> Source:
+    """A substitute for SynthDigits, drawn here from fonts."""
 
-    Another machine may round a pixel by one grey level.
+    def load(root: Path | None) -> Data:
+        return from_arrays(
+            render(train, ("generated digits", seed, "train")),
+            render(test, ("generated digits", seed, "test")),
+            name="generated_digits",
+            labels=DIGITS,
+            note="generated from fonts, not SynthDigits",
+        )
+
+    origin, transform = "generated from matplotlib's fonts", "normalise(mean=0.5, std=0.5)"
+    summary = "digits 0-9 generated from fonts, 32x32 colour; not SynthDigits"
+    return Source(load, (), origin, transform, summary)
+
+
+def render(count: int, key: Key) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return images (N, 3, 32, 32) and labels, as a pure function of the key.
+
+    On another machine a pixel may differ by one grey level, from rounding.
     """
     parts = [_draw(min(CHUNK, count - start), (*key, start)) for start in range(0, count, CHUNK)]
     return np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])
 
 
 def _draw(count: int, key: Key) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    rng = _Dice(key, count)
+    draws = _Draws(key, count)
     shapes, widths = _glyphs()
-    font, text = rng.whole(len(FONTS), 1), rng.whole(10, 3)
-    image = _paint(rng, *_strokes(rng, shapes[font, text], widths[font, text]))
-    image = _soften(rng, image) + rng.between(0, 0.04, 1, 1, 1) * rng.normal(3, SIDE, SIDE)
+    font, text = draws.whole(len(FONTS), 1), draws.whole(10, 3)
+    image = _paint(draws, *_strokes(draws, shapes[font, text], widths[font, text]))
+    image = _soften(draws, image) + draws.between(0, 0.04, 1, 1, 1) * draws.normal(3, SIDE, SIDE)
     return (image.clamp(0, 1) * 255).round().to(torch.uint8).numpy(), text[:, 1].numpy()
 
 
-class _Dice:
-    """Draws for a whole chunk at once; the first axis is always the image."""
+class _Draws:
+    """Random numbers for all images of a chunk; the first axis is always the image."""
 
     def __init__(self, key: Key, count: int) -> None:
         self._rng, self._count = generator(key), count
@@ -73,16 +96,15 @@ class _Dice:
 
 @functools.cache
 def _glyphs() -> tuple[Tensor, Tensor]:
-    """Every digit of every font as a mask (fonts, 10, FINE, FINE), and its width where the canvas
-    is 2 wide.
+    """Return each digit of each font as a mask (fonts, 10, FINE, FINE), and its width.
+
+    The unit of the widths is half the width of the mask.
     """
     import matplotlib
     from PIL import Image, ImageDraw, ImageFont
 
-    masks, widths = (
-        np.zeros((len(FONTS), 10, FINE, FINE), np.float32),
-        np.zeros((len(FONTS), 10), np.float32),
-    )
+    masks = np.zeros((len(FONTS), 10, FINE, FINE), np.float32)
+    widths = np.zeros((len(FONTS), 10), np.float32)
     for i, name in enumerate(FONTS):
         path = Path(matplotlib.get_data_path(), "fonts", "ttf", f"{name}.ttf")
         font = ImageFont.truetype(str(path), 100, layout_engine=ImageFont.Layout.BASIC)
@@ -91,89 +113,87 @@ def _glyphs() -> tuple[Tensor, Tensor]:
         for digit in range(10):
             canvas = Image.new("L", (FINE, FINE))
             left, top, right, bottom = font.getbbox(str(digit))
-            ImageDraw.Draw(canvas).text(
-                ((FINE - left - right) / 2, (FINE - top - bottom) / 2), str(digit), 255, font
-            )
-            masks[i, digit], widths[i, digit] = np.asarray(canvas) / 255, 2 * (right - left) / FINE
+            corner = (FINE - left - right) / 2, (FINE - top - bottom) / 2
+            ImageDraw.Draw(canvas).text(corner, str(digit), 255, font)
+            masks[i, digit] = np.asarray(canvas) / 255
+            widths[i, digit] = 2 * (right - left) / FINE
     return torch.from_numpy(masks), torch.from_numpy(widths)
 
 
-def _strokes(rng: _Dice, shapes: Tensor, widths: Tensor) -> tuple[Tensor, Tensor]:
-    """Masks (N, 1, SIDE, SIDE) of the digit with its neighbours, and of the same made thicker: the
-    outline.
+def _strokes(draws: _Draws, shapes: Tensor, widths: Tensor) -> tuple[Tensor, Tensor]:
+    """Return masks (N, 1, SIDE, SIDE) of the digit with its neighbours, and of their outline.
+
+    The outline is the same strokes, made thicker.
     """
-    grid = _placement(rng)
-    gap = rng.between(0.05, 0.25)
+    grid = _placement(draws)
+    gap = draws.between(0.05, 0.25)
     mask = _sample(shapes[:, 1], grid)
     for side, sign in ((0, -1), (2, 1)):
         shift = torch.zeros(len(gap), 1, 1, 2)
         shift[:, 0, 0, 0] = sign * ((widths[:, 1] + widths[:, side]) / 2 + gap)
-        mask = torch.maximum(
-            mask, _sample(shapes[:, side], grid - shift) * rng.chance(0.4, 1, 1, 1)
-        )
+        neighbour = _sample(shapes[:, side], grid - shift) * draws.chance(0.4, 1, 1, 1)
+        mask = torch.maximum(mask, neighbour)
     mask = F.avg_pool2d(mask, 2)
-    return mask, F.max_pool2d(mask, 3, 1, 1) * rng.chance(0.3, 1, 1, 1)
+    return mask, F.max_pool2d(mask, 3, 1, 1) * draws.chance(0.3, 1, 1, 1)
 
 
 def _sample(shapes: Tensor, grid: Tensor) -> Tensor:
     return F.grid_sample(shapes[:, None], grid, align_corners=False)
 
 
-def _placement(rng: _Dice) -> Tensor:
-    """For each pixel of the image, the point of the glyph's canvas that it shows: moved, turned,
-    slanted, stretched, scaled.
+def _placement(draws: _Draws) -> Tensor:
+    """Return for each pixel of the image the point of the glyph's mask that it shows.
+
+    The glyph is moved, rotated, slanted, stretched and scaled.
     """
-    angle, slant = rng.between(-0.4, 0.4), rng.between(-0.2, 0.2)
-    scale = rng.between(15, 27) / SIDE * FINE / GLYPH_HEIGHT
-    stretch = rng.between(0.8, 1.15) * scale
+    angle, slant = draws.between(-0.4, 0.4), draws.between(-0.2, 0.2)
+    scale = draws.between(15, 27) / SIDE * FINE / GLYPH_HEIGHT
+    stretch = draws.between(0.8, 1.15) * scale
     turn = torch.stack([angle.cos(), angle.sin(), -angle.sin(), angle.cos()], -1).view(-1, 2, 2)
-    lean = torch.stack([1 / stretch, slant / scale, torch.zeros_like(scale), 1 / scale], -1).view(
-        -1, 2, 2
-    )
+    lean = torch.stack([1 / stretch, slant / scale, torch.zeros_like(scale), 1 / scale], -1)
+    lean = lean.view(-1, 2, 2)
     ticks = (torch.arange(FINE) + 0.5) / SIDE - 1
     points = torch.stack(torch.meshgrid(ticks, ticks, indexing="xy"), -1).view(1, -1, 2)
-    return ((points - rng.between(-0.12, 0.12, 1, 2)) @ (lean @ turn).mT).view(-1, FINE, FINE, 2)
+    return ((points - draws.between(-0.12, 0.12, 1, 2)) @ (lean @ turn).mT).view(-1, FINE, FINE, 2)
 
 
-def _paint(rng: _Dice, digits: Tensor, outline: Tensor) -> Tensor:
-    """Background, then the outline, then the digits in a colour that can be told from the
-    background's.
+def _paint(draws: _Draws, digits: Tensor, outline: Tensor) -> Tensor:
+    """Return the images: background, then outline, then digits in a contrasting colour."""
+    base = draws.between(0.05, 0.95, 3)
+    image = base[..., None, None] + _texture(draws)
+    image = torch.lerp(image, draws.between(0, 1, 3, 1, 1), outline)
+    return torch.lerp(image, _contrasting(draws, base)[..., None, None], digits)
+
+
+def _contrasting(draws: _Draws, base: Tensor) -> Tensor:
+    """Return the first of twelve random colours that is clearly lighter or darker than the base.
+
+    If none is, return the colour with the most contrast.
     """
-    base = rng.between(0.05, 0.95, 3)
-    image = base[..., None, None] + _texture(rng)
-    image = torch.lerp(image, rng.between(0, 1, 3, 1, 1), outline)
-    return torch.lerp(image, _contrasting(rng, base)[..., None, None], digits)
-
-
-def _contrasting(rng: _Dice, base: Tensor) -> Tensor:
-    """The first of a few random colours that is clearly lighter or darker than the base; the
-    clearest if none is.
-    """
-    colours = rng.between(0, 1, 12, 3)
+    colours = draws.between(0, 1, 12, 3)
     contrast = ((colours - base[:, None]) @ GREY).abs()
     clear = (contrast > 0.3).float()
     chosen = torch.where(clear.any(1), clear.argmax(1), contrast.argmax(1))
     return colours[torch.arange(len(chosen)), chosen]
 
 
-def _texture(rng: _Dice) -> Tensor:
-    """A smooth gradient, stripes and blobs, each as strong as chance has it, in three channels."""
+def _texture(draws: _Draws) -> Tensor:
+    """Return a smooth gradient with stripes and blobs of random strength, in three channels."""
     ticks = torch.linspace(-1, 1, SIDE)
-    angle = rng.between(0, 2 * math.pi, 2, 1, 1)
+    angle = draws.between(0, 2 * math.pi, 2, 1, 1)
     along = angle.cos() * ticks + angle.sin() * ticks[:, None]
-    gradient = along[:, :1] * rng.between(-0.25, 0.25, 3, 1, 1)
-    stripes = torch.sin(
-        along[:, 1:] * rng.between(3, 16, 1, 1, 1) + rng.between(0, 6, 1, 1, 1)
-    ) * rng.between(-0.15, 0.15, 3, 1, 1)
-    blobs = F.interpolate(
-        rng.normal(3, 6, 6), SIDE, mode="bicubic", align_corners=False
-    ) * rng.between(0, 0.16, 1, 1, 1)
-    return gradient + stripes * rng.chance(0.5, 1, 1, 1) + blobs
+    gradient = along[:, :1] * draws.between(-0.25, 0.25, 3, 1, 1)
+    waves = along[:, 1:] * draws.between(3, 16, 1, 1, 1) + draws.between(0, 6, 1, 1, 1)
+    stripes = torch.sin(waves) * draws.between(-0.15, 0.15, 3, 1, 1)
+    noise = draws.normal(3, 6, 6)
+    blobs = F.interpolate(noise, SIDE, mode="bicubic", align_corners=False)
+    blobs = blobs * draws.between(0, 0.16, 1, 1, 1)
+    return gradient + stripes * draws.chance(0.5, 1, 1, 1) + blobs
 
 
-def _soften(rng: _Dice, image: Tensor) -> Tensor:
-    """Blur, from none to clearly out of focus."""
+def _soften(draws: _Draws, image: Tensor) -> Tensor:
+    """Return the images blurred, from not at all to clearly out of focus."""
     kernel = torch.tensor([1.0, 4.0, 6.0, 4.0, 1.0]) / 16
     weight = (kernel[:, None] * kernel).expand(3, 1, 5, 5)
     blurred = F.conv2d(F.pad(image, (2, 2, 2, 2), mode="replicate"), weight, groups=3)
-    return torch.lerp(image, blurred, rng.between(0, 1, 1, 1, 1))
+    return torch.lerp(image, blurred, draws.between(0, 1, 1, 1, 1))

@@ -1,8 +1,8 @@
-"""FedGen's EMNIST network: two strided 3x3 convolutions with batch norm, then 784-32-classes with
-no activation between.
+"""FedGen's EMNIST network.
 
-26,962 parameters for 26 classes on 1x28x28 input. (FedGen ends in log-softmax; cross-entropy of the
-logits is the same loss.)
+Two strided 3x3 convolutions with batch norm, then full layers 784-32-classes without an activation
+between them. 26,962 parameters for 26 classes on 1x28x28 input. (FedGen ends in log-softmax;
+cross-entropy of the logits is the same loss.)
 """
 
 from torch import nn

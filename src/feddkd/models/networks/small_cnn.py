@@ -1,8 +1,8 @@
-"""The small CNN of pfl-research's CIFAR-10 benchmark (arXiv:2404.06430): two unpadded 3x3
-convolutions, one pooling, 128 hidden units, dropout.
+"""The small CNN of pfl-research's CIFAR-10 benchmark (arXiv:2404.06430).
 
-1,626,442 parameters for 10 classes on 3x32x32 input. (pfl draws the weights by Glorot's rule; here
-each layer draws its own way.)
+Two unpadded 3x3 convolutions, one pooling, 128 hidden units, dropout. 1,626,442 parameters for 10
+classes on 3x32x32 input. (pfl draws the weights by Glorot's rule; here each layer draws them by
+PyTorch's rule for it.)
 """
 
 from torch import nn

@@ -1,5 +1,6 @@
-"""VGG-9, the CIFAR network of FedMA that the paper uses: six padded 3x3 convolutions, three full
-layers, light dropout, no batch norm.
+"""VGG-9, the CIFAR network of FedMA that the paper uses.
+
+Six padded 3x3 convolutions, three full layers, light dropout, no batch norm.
 
 3,491,530 parameters for 10 classes, 3,537,700 for 100, on 3x32x32 input.
 """
