@@ -249,7 +249,7 @@ def test_an_option_without_a_default_must_be_given() -> None:
 
 
 def test_one_value_is_not_several() -> None:
-    with pytest.raises(InputError, match="one partition is wanted here, not 2"):
+    with pytest.raises(InputError, match="one partition, not 2"):
         PARTITIONS.one("iid() | iid()")
 
 
@@ -326,5 +326,5 @@ def test_a_plug_in_that_cannot_be_used_is_named(
     monkeypatch: pytest.MonkeyPatch, broken: Any
 ) -> None:
     registry = plugged(monkeypatch, Point("thing", broken))
-    with pytest.raises(InputError, match=r"plug-in 'thing' \(elsewhere:thing\) of feddkd.things"):
+    with pytest.raises(InputError, match=r"'thing' \(elsewhere:thing\) of feddkd.things"):
         registry.one("thing()")
