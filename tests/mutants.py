@@ -120,7 +120,7 @@ MUTANTS = [
     Mutant("a bound that bounds only the parameters", "methods/aggregation.py",
            "for g, tensors in upload.items()\n        for n", "for g, tensors in list(upload.items())[:1]\n        for n", GATHERING),
     Mutant("updates within the bound stretched to it", "methods/aggregation.py",
-           "norm > most, here", "norm > 0, here", GATHERING),
+           "norm > most, shortened", "norm > 0, shortened", GATHERING),
     Mutant("noise not divided by the number of clients", "methods/aggregation.py",
            'reach / len(rates["clients"])', "reach", GATHERING),
     Mutant("the same noise every time", "methods/aggregation.py",

@@ -1,12 +1,14 @@
 """FedPer: Arivazhagan, Aggarwal, Singh, Choudhary, "Federated learning with personalization
 layers", arXiv:1912.00818.
 
-    fedavg() | private(names="head.*")      the layer `head` is each client's own, the rest is averaged
+    w = (w', w_k^own),   only w' is averaged;   w_k^own = the tensors that `names` lists
+
+    fedavg() | private(names="head.*")    each client has its own layer `head`
 
 A piece to put after any method: the tensors it names stay with their client and are trained there.
-`names` lists patterns as in file names, joined by commas: "head.*, *.bias". They mean names in the
-network's `state_dict()`; a pattern that fits none of them is an error. Batch norm by kind is
-`local_bn`.
+`names` lists patterns as for file names, separated by commas: "head.*, *.bias". They are compared
+with the names in the network's `state_dict()`; a pattern that matches none of them is an error. For
+batch-norm layers there is `local_bn`.
 """
 
 from feddkd.errors import InputError
@@ -16,13 +18,11 @@ from feddkd.methods.registry import METHODS
 
 @METHODS.register
 def private(*, names: str = "head.*") -> Method:
-    """Whatever comes before it, with the tensors of these names kept at each client: w = (w',
-    w_k^own).
-    """
+    """The method before it, with the named tensors kept at each client: w = (w', w_k^own)."""
     patterns = frozenset(name.strip() for name in names.split(",") if name.strip())
     if not patterns:
         raise InputError(
-            "method 'private': names must list the tensors that stay with their client, as in"
-            " 'head.*'"
+            "method 'private': names must list at least one tensor that stays with its client, as"
+            " in 'head.*'"
         )
     return Method((), private_patterns=patterns)
