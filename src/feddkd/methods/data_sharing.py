@@ -1,7 +1,8 @@
 """Data sharing: Zhao, Li, Lai, Suda, Civin, Chandra, "Federated learning with non-IID data",
 arXiv:1806.00582.
 
-    w_{t+1} = sum_k (n_k + p) / sum_i (n_i + p) w_k,   w_k = local training on own and public examples
+    w_{t+1} = sum_k (n_k + p) / sum_i (n_i + p) w_k
+    w_k = local training from w_t on client k's own n_k examples and p public ones
 
 All clients get all p public examples: alpha = 100% in the paper's notation. (A random part of them
 for each client is not offered; you may set a smaller public part aside.) The public examples count

@@ -1,7 +1,8 @@
 """FedBN: Li, Jiang, Zhang, Kamp, Dou, "FedBN: federated learning on non-IID features via local
 batch normalization", ICLR 2021, arXiv:2102.07623.
 
-    w = (w', w_k^BN),   w'_{t+1} = sum_k n_k / (sum_i n_i) w'_k,   w_k^BN = batch-norm layers of client k
+    w = (w', w_k^BN),   w_k^BN = the batch-norm layers of client k
+    w'_{t+1} = sum_k n_k / (sum_i n_i) w'_k
 
 The tensors of batch-norm layers never leave their client. `private="statistics"` keeps only the
 running statistics there and averages the affine parameters, as FedGen does with its EMNIST network.

@@ -25,9 +25,7 @@ from feddkd.tensors import Groups, Tensors, add, combine, zeros
 
 @METHODS.register
 def feddyn(local: Local, gathering: Gathering, *, alpha: Positive = 0.01) -> Method:
-    """Clients' losses corrected so that they share one optimum:
-    loss = CE - <h_k, w> + alpha/2 |w - w_t|^2, w = mean_k w_k - h/alpha.
-    """
+    """FedAvg with losses that share one optimum: loss = CE - <h_k, w> + alpha/2 |w - w_t|^2."""
     variant = Variant(
         terms=(linear("slope"), proximal(alpha, "sum")),
         begin=lambda model, sent, memo: {"slope": memo["slope"]},

@@ -70,9 +70,7 @@ def fedgen(
     hidden: Count = 256,
     private: Literal["none", "norm", "statistics"] = "none",
 ) -> Method:
-    """FedAvg with features from a generator: loss = CE + alpha CE(h(w; G(y')), y') + beta
-    KL(softmax h(w; G(y)) || f(w; x)).
-    """
+    """FedAvg with features of a generator G: loss = CE + alpha CE(h(w; G(y')), y') + beta KL."""
     if generator_batch == 1:
         raise InputError(
             "fedgen: generator_batch=1 does not go with the generator's batch norm, which needs two"

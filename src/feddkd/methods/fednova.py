@@ -19,9 +19,7 @@ from feddkd.tensors import Groups, Tensors, add, combine
 
 @METHODS.register
 def fednova(local: Local) -> Method:
-    """Average of moves divided by local steps:
-    w = w_t - (sum_k p_k a_k) sum_k p_k (w_t - w_k)/a_k.
-    """
+    """Average of normalised moves: w = w_t - (sum_k p_k a_k) sum_k p_k (w_t - w_k)/a_k."""
     begin, watch = reach(local, "fednova")
     variant = Variant(
         begin=begin,

@@ -4,6 +4,10 @@ arXiv:2003.00295, Algorithm 2; for momentum Hsu, Qi, Brown, "Measuring the effec
 data distribution for federated visual classification", arXiv:1909.06335.
 
     w_{t+1} = w_t - optimiser(g_t),   g_t = w_t - w,   w = the model after the round's exchanges
+    momentum:  v <- b v + g,   step lr v
+    adaptive:  m <- b1 m + (1 - b1) g,   step lr m / (sqrt(v) + tau)
+               adam: v <- b2 v + (1 - b2) g^2,   adagrad: v <- v + g^2
+               yogi: v <- v - (1 - b2) g^2 sign(v - g^2)
 
 So fedavg() | server_adam() is FedAdam (fedopt.py has the usual names). In fedavg() | dkd() |
 server_adam() the pseudo-gradient g_t is the whole change by averaging and distillation. Only shared
@@ -36,7 +40,7 @@ def server_momentum(
     momentum: Momentum = 0.9,
     nesterov: bool = False,
 ) -> Method:
-    """The change of the round with momentum: v <- b v + (w_t - w), w <- w_t - lr v."""
+    """Momentum on the change of the round: v <- b v + (w_t - w), w <- w_t - lr v."""
     if nesterov and not momentum:
         raise InputError("server_momentum: nesterov=True does not go with momentum=0")
     return _piece("server_momentum", sgd(momentum=momentum, nesterov=nesterov), Rate(lr, lr_decay))
@@ -53,9 +57,7 @@ def server_adam(
     initial: NonNegative | None = None,
     bias_correction: bool = False,
 ) -> Method:
-    """The change of the round by Adam: g = w_t - w, m <- b1 m + (1-b1) g, v <- b2 v + (1-b2) g^2,
-    w <- w_t - lr m/(sqrt(v) + tau).
-    """
+    """Adam on the change of the round: g = w_t - w, w <- w_t - lr m/(sqrt(v) + tau)."""
     if bias_correction and initial is not None:
         raise InputError(
             "server_adam: bias_correction=True does not go with initial=...: it requires v_0 = 0"
@@ -77,7 +79,7 @@ def server_yogi(
     tau: Positive = 1e-3,
     initial: NonNegative | None = None,
 ) -> Method:
-    """The change of the round by Yogi: as server_adam, with v <- v - (1-b2) g^2 sign(v - g^2)."""
+    """Yogi on the change of the round: as server_adam, with v <- v - (1-b2) g^2 sign(v - g^2)."""
     optimiser = adaptive("yogi", beta1=beta1, beta2=beta2, tau=tau, initial=initial)
     return _piece("server_yogi", optimiser, Rate(lr, lr_decay))
 
@@ -91,7 +93,7 @@ def server_adagrad(
     tau: Positive = 1e-3,
     initial: NonNegative | None = None,
 ) -> Method:
-    """The change of the round by Adagrad: as server_adam, with v <- v + g^2."""
+    """Adagrad on the change of the round: as server_adam, with v <- v + g^2."""
     optimiser = adaptive("adagrad", beta1=beta1, beta2=0.0, tau=tau, initial=initial)
     return _piece("server_adagrad", optimiser, Rate(lr, lr_decay))
 
