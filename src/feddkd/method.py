@@ -50,7 +50,7 @@ Finish = Callable[[Model, Groups, Groups, Groups], tuple[Groups, Groups]]
 
 @dataclass(frozen=True)
 class Fold:
-    """A client that steps through its batches from a copy of what was sent.
+    """A client that steps through its batches, starting from a copy of the tensors sent.
 
     The engine owns the loop over the batches and calls `step` once for each.
     """

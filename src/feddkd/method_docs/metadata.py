@@ -1,7 +1,7 @@
 """Facts about the registered methods, for lists and pages: paper, formula, options, phases.
 
-All of them are read from the code. The paper is the first paragraph of the method's module, the
-summary is the docstring of its function, and what is sent, uploaded and kept comes from the phases
+All of them are read from the code. The paper is the first paragraph of the method's module and the
+summary is the docstring of its function. The groups sent, uploaded and kept are those of the phases
 of the method with default options.
 """
 

@@ -99,7 +99,7 @@ def _bounded(finish: Finish, most: float, hidden: bool) -> Finish:
 
 
 def clipped(upload: Groups, sent: Groups, most: float, hidden: bool = False) -> Groups:
-    """Return an upload whose difference from what was sent has at most the norm `most`.
+    """Return an upload whose difference from the tensors sent has at most the norm `most`.
 
     A group that was not sent is compared with zero. Counters (whole numbers) do not change. With
     `hidden`, an update that is not finite becomes no update: the server must not learn of it.
