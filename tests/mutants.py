@@ -104,7 +104,7 @@ MUTANTS = [
            'add(collected["params"], h, -1 / alpha)', 'collected["params"]', (DRIFT,)),
     Mutant("FedNova does not normalise", "methods/fednova.py", "(w_t - w_k) / a, sent", "(w_t - w_k), sent", (DRIFT,)),
     Mutant("FedNTD distils the true class, too", "methods/losses.py",
-           "place + (place >= batch.y[:, None])", "place + 0 * batch.y[:, None]", (DRIFT,)),
+           "index + (index >= batch.y[:, None])", "index + 0 * batch.y[:, None]", (DRIFT,)),
     Mutant("MOON drawn to its previous model", "methods/losses.py",
            "softplus(-lead / temperature)", "softplus(lead / temperature)", (DRIFT,)),
     Mutant("FedGen's generator may repeat itself", "methods/losses.py",

@@ -5,7 +5,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -303,6 +303,12 @@ def test_a_method_of_another_package_is_a_method(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(METHODS, "_factories", dict(METHODS._factories))
     monkeypatch.setattr(METHODS, "_plugins_loaded", False)
     assert str(parse("slow(patience=2) | dkd()")) == "slow(patience=2) | dkd()"
+
+
+def test_a_method_prints_as_its_text_and_one_made_by_hand_names_its_phases() -> None:
+    method = parse("fedavg(lr=0.5) | dkd()")
+    assert repr(method) == str(method) == "fedavg(lr=0.5) | dkd()"
+    assert "'local', 'distil'" in repr(replace(method, calls=()))
 
 
 def test_a_plug_in_that_registered_itself_on_import_is_left_as_it_is(

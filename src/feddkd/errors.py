@@ -27,7 +27,10 @@ class NobodyAnsweredError(RunError):
 
 
 class DivergedError(RunError):
-    """A number is not finite; the message names the phase, and the client and its key if known."""
+    """A number is not finite.
+
+    The message names the phase, and the client and its key if a client computed the number.
+    """
 
 
 def choices(names: Iterable[str]) -> str:

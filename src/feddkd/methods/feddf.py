@@ -7,10 +7,11 @@ learning", NeurIPS 2020, arXiv:2006.07242.
 x are public examples; their labels are not used. As in the published code, the student begins at
 the average and is in train mode; the teachers are in eval mode, with their own batch-norm
 statistics, and the target is the mean of their logits; Adam with cosine annealing over the S steps
-starts again in every round; the gradient's norm is clipped at 5; there is no factor T^2. Unlike
-here, the code evaluates the student on a validation set every 100 steps, stops after 1,000 steps
-without gain (at most 10,000) and keeps the best student. Here the number of steps is fixed (1,000,
-the smallest number that the code makes), and the last student is kept.
+starts again in every round; the gradient's norm is clipped at 5; there is no factor T^2.
+
+Unlike the published code, the number of steps is fixed (1,000, the smallest number that the code
+makes) and the last student is kept. The code evaluates the student on a validation set every 100
+steps, stops after 1,000 steps without gain (at most 10,000) and keeps the best student.
 
 The teachers' tensors are those that FedAvg uploads, so no more bytes are sent. `taught_at_server`
 is used by every method whose server learns from public examples (feded.py).

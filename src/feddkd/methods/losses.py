@@ -130,8 +130,8 @@ def not_true_distillation(
     teacher: Tensor, student: Tensor, batch: Batch, temperature: float = 1.0
 ) -> Tensor:
     """Return the distillation among the C - 1 classes that are not an example's label."""
-    place = torch.arange(student.shape[-1] - 1, device=student.device)
-    others = place + (place >= batch.y[:, None])
+    index = torch.arange(student.shape[-1] - 1, device=student.device)
+    others = index + (index >= batch.y[:, None])
     return distillation(teacher.gather(-1, others), student.gather(-1, others), batch, temperature)
 
 

@@ -20,8 +20,8 @@ def read_calls(kind: str, text: str) -> list[tuple[str, dict[str, Value]]]:
             tree = ast.parse(" ".join(text.splitlines()).strip(), mode="eval").body
         return [_read_call(node) for node in _parts(tree)]
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
-        own = isinstance(error, InputError)
-        reason = str(error) if own else "it is not of the form name(key=value, ...)"
+        explained = isinstance(error, InputError)
+        reason = str(error) if explained else "it is not of the form name(key=value, ...)"
         raise InputError(f"cannot read the {kind} {text[:200]!r}: {reason}") from None
 
 
