@@ -421,7 +421,7 @@ def test_fedma_refuses_tied_layers_and_tensors_that_clients_keep() -> None:
         ).double(),
         vectors(),
     )
-    with pytest.raises(InputError, match=r"clients keep some tensors: 4\.bias"):
+    with pytest.raises(InputError, match=r"clients keep .*: 4\.bias"):
         simulate(
             model=net,
             clients=pairs,

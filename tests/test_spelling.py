@@ -5,7 +5,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -249,7 +249,7 @@ def test_an_option_without_a_default_must_be_given() -> None:
 
 
 def test_one_value_is_not_several() -> None:
-    with pytest.raises(InputError, match="one partition is wanted here, not 2"):
+    with pytest.raises(InputError, match="one partition, not 2"):
         PARTITIONS.one("iid() | iid()")
 
 
@@ -305,6 +305,12 @@ def test_a_method_of_another_package_is_a_method(monkeypatch: pytest.MonkeyPatch
     assert str(parse("slow(patience=2) | dkd()")) == "slow(patience=2) | dkd()"
 
 
+def test_a_method_prints_as_its_text_and_one_made_by_hand_names_its_phases() -> None:
+    method = parse("fedavg(lr=0.5) | dkd()")
+    assert repr(method) == str(method) == "fedavg(lr=0.5) | dkd()"
+    assert "'local', 'distil'" in repr(replace(method, calls=()))
+
+
 def test_a_plug_in_that_registered_itself_on_import_is_left_as_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -326,5 +332,5 @@ def test_a_plug_in_that_cannot_be_used_is_named(
     monkeypatch: pytest.MonkeyPatch, broken: Any
 ) -> None:
     registry = plugged(monkeypatch, Point("thing", broken))
-    with pytest.raises(InputError, match=r"plug-in 'thing' \(elsewhere:thing\) of feddkd.things"):
+    with pytest.raises(InputError, match=r"'thing' \(elsewhere:thing\) of feddkd.things"):
         registry.one("thing()")

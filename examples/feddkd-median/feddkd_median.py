@@ -3,9 +3,10 @@ optimal statistical rates", ICML 2018, arXiv:1803.01498.
 
     w = median_k w_k, coordinate by coordinate,   w_k = local training from w_t
 
-The paper takes the median of gradients at shared weights, one step a round; here it is that of
-locally trained weights, as is usual in federated learning. Clients count alike, however many
-examples they hold; of an even number the two in the middle are averaged.
+The paper takes the median of gradients at shared weights, one step in each round; here it is the
+median of locally trained weights, as is usual in federated learning. Clients have equal weights,
+whatever the number of their examples. For an even number of clients the median is the mean of the
+two values in the middle.
 """
 
 import torch
@@ -23,29 +24,26 @@ from feddkd.extend import (
     local_training,
 )
 
-# the server needs each client's, not their mean
-EVERYBODY = {"params": Collect.EVERY, "buffers": Collect.EVERY}
+# the server needs the upload of each client, not their mean
+EVERY_CLIENT = {"params": Collect.EVERY, "buffers": Collect.EVERY}
 
 
 def fedmedian(local: Local) -> Method:
-    """Coordinate-wise median of locally trained weights, which a minority of bad clients cannot
-    move far: w = median_k w_k.
-    """
-    return local_training(local, Variant(collect=EVERYBODY, server=take_median))
+    """Coordinate-wise median of locally trained weights: w = median_k w_k."""
+    return local_training(local, Variant(collect=EVERY_CLIENT, server=take_median))
 
 
 def take_median(model: Model, state: Groups, collected: Groups, rates: Tensors) -> Groups:
-    return {
-        **state,
-        "params": combine(_median, collected["params"]),
-        "buffers": combine(_median, collected["buffers"]),
-    }
+    """Return the state with the median of the clients' models as the shared model."""
+    params = combine(_median, collected["params"])
+    buffers = combine(_median, collected["buffers"])
+    return {**state, "params": params, "buffers": buffers}
 
 
 def _median(stacked: Tensor) -> Tensor:
-    """Over the first axis, the clients.
+    """Return the median over the first axis, the clients.
 
-    Whole numbers (batch norm's counters) are not averaged: the largest is kept.
+    For tensors of whole numbers (counters of batch norm) it returns the largest value.
     """
     if not stacked.is_floating_point():
         return stacked.amax(0)

@@ -1,47 +1,48 @@
-"""What can go wrong and is worth a name: the user's input, a client, a run."""
+"""Exceptions with a name: wrong input, a client that failed, a run that cannot continue."""
 
 import traceback
 from collections.abc import Iterable
 
 
 class InputError(ValueError):
-    """Something the user wrote or handed in cannot be used.
+    """Something that the user wrote or passed cannot be used.
 
-    One line; names the thing and what would be right.
+    The message is one line: it names the wrong thing and the right choices.
     """
 
 
 class ClientError(RuntimeError):
-    """A client failed in an exchange; the message carries phase, client and key, so that it can be
-    replayed.
+    """A client failed in an exchange.
+
+    The message names the phase, the client and its key, so that the failure can be repeated.
     """
 
 
 class RunError(RuntimeError):
-    """A run cannot go on. Those beside it can."""
+    """A run cannot continue. Other runs of the same command can."""
 
 
 class NobodyAnsweredError(RunError):
-    """An exchange came back empty; the message names the phase and the round."""
+    """No client answered in an exchange; the message names the phase and the round."""
 
 
 class DivergedError(RunError):
-    """Numbers are no longer finite; the message names the phase, and the client and its key if it
-    was one.
+    """A number is not finite.
+
+    The message names the phase, and the client and its key if a client computed the number.
     """
 
 
 def choices(names: Iterable[str]) -> str:
-    """The right answers, for the end of an error line."""
+    """Return the right choices as a list in words, for the end of an error message."""
     return ", ".join(sorted(names))
 
 
 def line_of(error: BaseException) -> str:
-    """Return where in the user's own code an error was raised, for the end of a message."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [
+    """Return the line of the user's code that raised an error, for the end of a message."""
+    frames = [
         frame
-        for frame in frames
+        for frame in traceback.extract_tb(error.__traceback__)
         if "/torch/" not in frame.filename and "/feddkd/" not in frame.filename
     ]
-    return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+    return f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""

@@ -1,17 +1,16 @@
-"""What a federated method is: a sequence of exchanges, as an immutable value.
+"""A federated method: a sequence of exchanges, as an immutable value.
 
-In an exchange the server sends named tensors to a cohort of clients, each client computes beside
-its own data, and the server folds what comes back into its state. A `Phase` is one kind of
-exchange, a `Method` a tuple of phases, and `a | b` runs b's phases after a's. All functions in here
-are pure: they change nothing they are given, take no `.item()` and branch on no tensor, so that an
-engine may loop, vmap, compile or capture them.
+In an exchange the server sends named tensors to a cohort of clients, each client computes on its
+own data and uploads tensors, and the server folds the uploads into its state. A `Phase` is one kind
+of exchange, a `Method` is a tuple of phases, and `a | b` runs b's phases after a's. All functions
+of a phase are pure: they do not change their arguments, do not call `.item()` and do not branch on
+a tensor, so an engine may loop, vmap, compile or capture them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from fnmatch import fnmatchcase
-from itertools import accumulate
 from typing import Literal, NamedTuple
 
 import torch
@@ -27,25 +26,23 @@ from feddkd.tensors import Groups, Tensors, only, without
 
 
 class Batch(NamedTuple):
-    """What a client sees in one step. `share` weighs the examples and sums to one, so a mean is a
-    weighted sum: padding has share 0.
-    """
+    """The examples of one step of a client."""
 
     x: Tensor
     y: Tensor
-    share: Tensor
+    share: Tensor  # weights of the examples; they sum to one, and padding has weight 0
     key: Tensor  # the step's key as one whole number, for dropout
 
     def marks(self, classes: int) -> Tensor:
-        """(batch, classes): 1 where an example has that label, else 0; padding has none. (one_hot
-        fits no CUDA graph.)
+        """Return the labels one-hot, shape (batch, classes), with rows of zeros for padding.
+
+        torch's one_hot cannot be captured in a CUDA graph.
         """
-        own = self.y.unsqueeze(-1) == torch.arange(classes, device=self.y.device)
-        return (own & (self.share > 0).unsqueeze(-1)).to(self.share.dtype)
+        equal = self.y.unsqueeze(-1) == torch.arange(classes, device=self.y.device)
+        return (equal & (self.share > 0).unsqueeze(-1)).to(self.share.dtype)
 
 
-# --- what a client does
-
+# --- the client's half
 
 # (model, sent, carry, memo) -> (upload, memo)
 Finish = Callable[[Model, Groups, Groups, Groups], tuple[Groups, Groups]]
@@ -53,16 +50,16 @@ Finish = Callable[[Model, Groups, Groups, Groups], tuple[Groups, Groups]]
 
 @dataclass(frozen=True)
 class Fold:
-    """The client iterates on its own copy.
+    """A client that steps through its batches, starting from a copy of the tensors sent.
 
-    The engine owns the loop over batches; `step` is all it has to repeat.
+    The engine owns the loop over the batches and calls `step` once for each.
     """
 
     start: Callable[[Model, Groups, Groups], Groups]  # (model, sent, memo) -> carry
     step: Callable[[Model, Groups, Groups, Batch], Groups]  # (model, sent, carry, batch) -> carry
     finish: Finish
-    # whether the upload is the sum of what each batch by itself would bring, and the memo stays:
-    # batches may be shared out
+    # True if the upload is the sum of the uploads of the single batches and the memo does not
+    # change: then an engine may divide a client's batches among several lanes
     sums: bool = False
 
 
@@ -73,45 +70,44 @@ Loss = Callable[[Model, Tensors, Groups, Groups, Batch, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Gradient:
-    """The client differentiates a loss at the shared weights sent["params"] and uploads the
-    gradient.
+    """A client that uploads the gradient of a loss at the shared weights sent["params"].
 
-    `targets` must not depend on what is sent: an engine may compute the targets of all J steps at
-    once.
+    `targets` must not depend on `sent`: an engine may compute the targets of all J steps at once.
     """
 
     targets: Targets
     loss: Loss
-    # done at the same time, on examples that reads.spare sets aside; its upload joins the gradient
+    # runs in the same exchange on the examples that reads.spare sets aside; its upload is sent
+    # with the gradient
     probe: Fold | None = None
 
 
 class Collect(Enum):
-    """How the server gathers one group of the uploads."""
+    """Rules by which the server gathers one group of the uploads."""
 
     MEAN_BY_EXAMPLES = "mean by examples"  # weights n_k / sum n
     MEAN_BY_CLIENTS = "mean by clients"  # weights 1 / m
-    # stacked along a new first axis, in the order of the clients that answered
-    EVERY = "every client's"
+    EVERY = "every client's"  # stacked on a new first axis, in the order of the answering clients
 
 
 # --- exchanges, phases, methods
 
-# (model, state, collected, rates) -> state. The server also finds state["start"], the weights the
-# round began with, and in rates who answered: "clients" (their numbers, in the order in which
-# uploads are stacked), "examples" (n_k), "share" (of all clients).
+# (model, state, collected, rates) -> state. Besides the phase's own rates, `rates` says who
+# answered: "clients" (their numbers, in the order in which uploads are stacked), "examples" (n_k)
+# and "share" (of all clients). state["start"] holds the weights with which the round began.
 ServerFn = Callable[[Model, Groups, Groups, Tensors], Groups]
 
 
 class World(NamedTuple):
-    """What a method may know of a run before it begins."""
+    """Facts about a run that a method may use before the first round."""
 
     key: Key = ("start",)  # for random draws
     clients: int = 1
     classes: int = 2
-    public: int = 0  # examples that the server holds and everybody may see
-    outputs: int = 2  # of the network; there may be more of them than classes
-    # of the run's own type and on its device: where whole models are private, the state is empty
+    public: int = 0  # number of public examples, which the server and all clients may read
+    outputs: int = 2  # of the network; there may be more outputs than classes
+    # a tensor with the dtype and the device of the run: the state has no tensors to take them from
+    # where whole models are private
     like: Tensor = torch.zeros(())
 
 
@@ -119,8 +115,9 @@ NOWHERE, NOTHING = World(), Reads(1, source="none")
 
 
 class Part(NamedTuple):
-    """Some clients of a cohort, and the groups sent to them alone: besides what everybody is sent,
-    or in its place.
+    """Some clients of a cohort, with groups sent only to them.
+
+    A group replaces the group of that name that all clients are sent.
     """
 
     clients: tuple[int, ...]
@@ -129,60 +126,64 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Phase:
-    """One kind of exchange.
-
-    Without a client half it is the server's own business and nothing is exchanged.
-    """
+    """One kind of exchange. Without a client half only the server computes."""
 
     name: str
     client: Fold | Gradient | None
     server: ServerFn
-    reads: Reads = NOTHING
-    # upload group -> how it is gathered
-    collect: Mapping[str, Collect] = field(default_factory=dict)
-    # name -> upload group that the server wants client by client as well
+    reads: Reads = NOTHING  # the examples of the client half, in batches
+
+    # What is sent and what is uploaded.
+    collect: Mapping[str, Collect] = field(default_factory=dict)  # upload group -> rule
+    # name -> upload group; the server finds under that name the uploads of the single clients, too
     every: Mapping[str, str] = field(default_factory=dict)
     sends: tuple[str, ...] = ("params", "buffers")  # groups of the server's state
-    # arrive with what is sent, as sent["rates"], and at the server
+    # name -> schedule; clients find the values in sent["rates"], the server in `rates`
     rates: Mapping[str, Schedule] = field(default_factory=dict)
+
+    # Who takes part, and how often.
     repeat: Repeat = ONCE
-    # (state, cohort, repetition) -> the parts of the cohort that are asked; clients of no part sit
-    # this repetition out
+    # (state, cohort, repetition) -> the parts of the cohort that are asked in this repetition;
+    # clients in no part are not asked
     parts: Callable[[Groups, tuple[int, ...], int], Sequence[Part]] | None = None
-    # the phases it stands for, where those depend on the network
+    # (model) -> the phases that replace this one, where they depend on the network
     unfolds: "Callable[[Model], tuple[Phase, ...]] | None" = None
-    # of the server's state, after a repetition: whether to leave out the rest
+    # (state after a repetition) -> True to skip the repetitions that are left in this round
     over: Callable[[Groups], Tensor] | None = None
-    # the server may work through examples of its own as if it were a client
-    at: Literal["clients", "server"] = "clients"
-    # betters a shared model that stands already, so what stood before is judged too
+    at: Literal["clients", "server"] = "clients"  # "server": it runs the client half itself
+
+    # Its place in a round.
+    # True if it improves an existing shared model: then the model before it is evaluated, too
     refines: bool = False
-    # works on the way that the round's earlier phases have moved the shared model
+    # True if it uses the change of the shared model that earlier phases of the round made
     follows: bool = False
-    # memo groups that an earlier phase of the round must have left
-    needs: frozenset[str] = frozenset()
-    # memo groups that this phase leaves with the client for later phases
-    leaves: frozenset[str] = frozenset()
-    keeps: frozenset[str] = frozenset()  # memo groups that stay with the client from round to round
-    # (model, state, world) -> groups the state begins with besides
+
+    # State that outlives the exchange.
+    needs: frozenset[str] = frozenset()  # memo groups that an earlier phase of the round must leave
+    leaves: frozenset[str] = frozenset()  # memo groups that this phase leaves for later phases
+    keeps: frozenset[str] = frozenset()  # memo groups that a client keeps from round to round
+    # (model, state, world) -> groups to add to the server's state before the first round
     opens: Callable[[Model, Groups, World], Groups] | None = None
-    # likewise -> memo groups every client begins with
+    # (model, state, world) -> groups to add to every client's memo before the first round
     brings: Callable[[Model, Groups, World], Groups] | None = None
-    # of what the server gathers, in units of what one client may add to it: for the accountant
+
+    # Standard deviation of the noise in what the server gathers, in units of the most that one
+    # client may add; the privacy accountant reads it.
     noise: float = 0.0
 
     @property
     def asks_clients(self) -> bool:
+        """Return True if clients compute in this phase."""
         return self.client is not None and self.at == "clients"
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """One entry of a round's plan: repetition `step` of `steps` of phase number `index`.
+    """One entry of a round's plan: repetition `step` of `steps` of a phase.
 
-    Random draws depend on `index`, so phases in which the server is alone with its state do not
-    count: with and without them clients read the same batches. `retain` names the memo groups that
-    clients must keep afterwards; None means all of them.
+    `index` is the number of the phase among those with a client half. Random draws depend on it, so
+    clients read the same batches with and without phases in which only the server computes.
+    `retain` names the memo groups that clients must keep afterwards; None means all of them.
     """
 
     phase: Phase
@@ -192,44 +193,48 @@ class Exchange:
     retain: frozenset[str] | None = None
 
     def rates(self, round: int, like: Tensor) -> dict[str, Tensor]:
-        # filled in where they belong: to copy them over would make host and device wait for each
-        # other
+        """Return the phase's rates in this round, with the dtype and the device of `like`."""
+        # torch.full makes them on the device; a copy would make host and device wait
         return {
             name: torch.full((), rate(round, self.step), dtype=like.dtype, device=like.device)
             for name, rate in self.phase.rates.items()
         }
 
 
-# Which tensors never leave their client: none; batch norm's running statistics; batch-norm layers
-# whole; the whole model.
+# The tensors that never leave their client: none; the running statistics of batch norm; whole
+# batch-norm layers; the whole model.
 Private = Literal["none", "statistics", "norm", "model"]
 
 
 @dataclass(frozen=True, eq=False)
 class Method(Spelled):
-    """A federated method: its phases, and which tensors stay private, by kind and by name
-    ("head.*").
+    """A federated method: its phases, and the tensors that clients keep private.
+
+    `private` names kinds of tensors, `private_patterns` patterns of names ("head.*").
     """
 
     phases: tuple[Phase, ...]
     private: frozenset[Private] = frozenset({"none"})
     private_patterns: frozenset[str] = frozenset()
 
-    def __or__(self, other: "Method") -> "Method":
-        """This method's phases, then the other's.
+    def __repr__(self) -> str:
+        """Return the text of the method, or the names of its phases if it was made by hand."""
+        return str(self) or f"<Method with phases {[phase.name for phase in self.phases]}>"
 
-        Both must be spelled, else the text of the whole would lack a part.
+    def __or__(self, other: "Method") -> "Method":
+        """Return a method that runs this method's phases, then the other's.
+
+        Either both have a text or neither has: else the text of the whole would lack a part.
         """
         if bool(self.calls) != bool(other.calls):
             raise InputError(
-                "register a method of your own (METHODS.register) before you join it with | to one"
-                " that is spelled"
+                "cannot join a registered method and one that is not registered with |: register"
+                f" both with METHODS.register ({self!r} and {other!r})"
             )
-        patterns = self.private_patterns | other.private_patterns
         joined = Method(
             self.phases + other.phases,
             self.private | other.private,
-            patterns,
+            self.private_patterns | other.private_patterns,
             calls=self.calls + other.calls,
         )
         joined.check_order()
@@ -237,50 +242,53 @@ class Method(Spelled):
 
     @property
     def personal(self) -> bool:
-        """Whether clients have tensors of their own, so that each has a model of its own."""
+        """Return True if clients keep private tensors, so that their models differ."""
         return self.private != {"none"} or bool(self.private_patterns)
 
     def check_order(self) -> None:
-        """Each phase finds with the client what it needs, and at the server what it works on."""
+        """Raise InputError if a phase needs something that no earlier phase leaves."""
         left: set[str] = set()
         for number, phase in enumerate(self.phases):
             if phase.follows and number == 0:
                 raise InputError(
-                    f"phase {phase.name!r} works on what the round has made of the model so far,"
-                    " and nothing comes before it: put a method that trains locally first, as in"
-                    f" fedavg() | {self}"
+                    f"phase {phase.name!r} uses the change that earlier phases of the round made to"
+                    " the model, and there is no earlier phase: put a method that trains locally"
+                    f" first, as in fedavg() | {self}"
                 )
             if missing := phase.needs - left - phase.keeps:
                 raise InputError(
-                    f"phase {phase.name!r} needs {', '.join(sorted(missing))!r} with the client,"
-                    " and no phase before it leaves that there: put a method that trains locally"
-                    f" first, as in fedavg() | {self}"
+                    f"phase {phase.name!r} needs {', '.join(sorted(missing))!r} at the client, and"
+                    " no earlier phase leaves it there: put a method that trains locally first, as"
+                    f" in fedavg() | {self}"
                 )
             if (phase.refines or phase.follows) and "model" in self.private:
-                does = "teaches" if phase.refines else "moves"
+                action = "teaches" if phase.refines else "moves"
                 raise InputError(
-                    f"phase {phase.name!r} {does} a shared model, and in {self} whole models stay"
+                    f"phase {phase.name!r} {action} a shared model, and in {self} whole models stay"
                     " with the clients"
                 )
             left |= phase.leaves | phase.keeps
 
     def fitted(self, model: Model) -> "Method":
-        """The same method for this very network: phases that depend on it are unfolded."""
-        unfolded = (phase.unfolds(model) if phase.unfolds else (phase,) for phase in self.phases)
-        return replace(self, phases=tuple(phase for phases in unfolded for phase in phases))
+        """Return the method for this network: phases that depend on the network are replaced."""
+        phases: list[Phase] = []
+        for phase in self.phases:
+            phases += phase.unfolds(model) if phase.unfolds else (phase,)
+        return replace(self, phases=tuple(phases))
 
     def in_stored_order(self, distilling: bool = True) -> "Method":
-        """The same method with nobody's examples shuffled; `distilling`, too, or but for phases
-        that do.
+        """Return the method without shuffling of examples.
+
+        With distilling=False the phases that refine a model still shuffle.
         """
-        return replace(
-            self,
-            phases=tuple(
-                _in_stored_order(p) if distilling or not p.refines else p for p in self.phases
-            ),
+        phases = (
+            _in_stored_order(phase) if distilling or not phase.refines else phase
+            for phase in self.phases
         )
+        return replace(self, phases=tuple(phases))
 
     def private_names(self, model: Model) -> frozenset[str]:
+        """Return the names of the network's tensors that stay with the clients."""
         names = {
             "none": frozenset[str](),
             "statistics": model.buffer_names & model.norm_names,
@@ -293,73 +301,69 @@ class Method(Spelled):
             phase.refines or phase.follows for phase in self.phases
         ):
             raise InputError(
-                f"every trained tensor stays with the clients in {self}, so there is no shared"
-                " model to work on"
+                f"in {self} all trained tensors stay with the clients, so there is no shared model"
+                " to teach"
             )
         return private
 
     def start(
         self, model: Model, params: Tensors, buffers: Tensors, world: World = NOWHERE
     ) -> tuple[Groups, Groups]:
-        """An initial model as the server's state and the memo every client begins with (its private
-        tensors).
+        """Return the server's state and every client's memo before the first round.
+
+        The state holds the shared tensors of the initial model, the memo the private ones; phases
+        add groups to both.
         """
         private = self.private_names(model)
         state: Groups = {"params": without(params, private), "buffers": without(buffers, private)}
         memo: Groups = {"private": only({**params, **buffers}, private)} if private else {}
-        like = next((tensor for tensor in params.values()), world.like)
+        like = next(iter(params.values()), world.like)
         for number, phase in enumerate(self.fitted(model).phases):
-            here = world._replace(key=(*world.key, number), like=like)
-            memo = {**memo, **(phase.brings(model, state, here) if phase.brings else {})}
-            state = {**state, **(phase.opens(model, state, here) if phase.opens else {})}
+            phase_world = world._replace(key=(*world.key, number), like=like)
+            if phase.brings:
+                memo = {**memo, **phase.brings(model, state, phase_world)}
+            if phase.opens:
+                state = {**state, **phase.opens(model, state, phase_world)}
         return state, memo
 
     def plan(self, round: int, wanted: frozenset[str] = frozenset()) -> list[Exchange]:
-        """The exchanges of a round, in order.
+        """Return the exchanges of a round, in order.
 
-        Memo groups in `wanted` stay with the clients to its end.
+        Clients keep the memo groups in `wanted` until the end of the round.
         """
-        turns = [
-            (i, j, n)
-            for i, p in enumerate(self.phases)
-            for n in [p.repeat(round)]
-            for j in range(1, n + 1)
-        ]
-        forever = frozenset({"private"}).union(wanted, *(phase.keeps for phase in self.phases))
-        needed_later = [
-            forever.union(*(self.phases[i].needs for i, _, _ in turns[at + 1 :]))
-            for at in range(len(turns))
-        ]
-        index = list(accumulate((phase.client is not None for phase in self.phases), initial=0))
-        return [
-            Exchange(self.phases[i], index[i], j, n, keep)
-            for (i, j, n), keep in zip(turns, needed_later, strict=True)
-        ]
+        retain = frozenset({"private"}).union(wanted, *(phase.keeps for phase in self.phases))
+        index = sum(phase.client is not None for phase in self.phases)
+        exchanges: list[Exchange] = []
+        for phase in reversed(self.phases):  # backwards: `retain` is what later exchanges need
+            index -= phase.client is not None
+            steps = phase.repeat(round)
+            for step in range(steps, 0, -1):
+                exchanges.append(Exchange(phase, index, step, steps, retain))
+                retain |= phase.needs
+        return exchanges[::-1]
 
 
 def _matching(pattern: str, model: Model) -> frozenset[str]:
-    """Return the tensors that a pattern names; one with several names is meant by any of them."""
+    """Return the tensors that a pattern names. Any name of a tensor with several names counts."""
     tensors = model.tensors
-    found = {
-        own
-        for name, own in {**tensors.saved, **tensors.slots}.items()
-        if fnmatchcase(name, pattern)
-    }
-    if not found:
+    names = {**tensors.saved, **tensors.slots}
+    matching = frozenset(names[name] for name in names if fnmatchcase(name, pattern))
+    if not matching:
         some = sorted(tensors.saved)[:20]
+        more = ", ..." if len(some) == 20 else ""
         raise InputError(
-            f"no tensor of the network is called {pattern!r}; there are:"
-            f" {choices(some)}{', ...' * (len(some) == 20)}"
+            f"no tensor of the network is called {pattern!r}; there are: {choices(some)}{more}"
         )
-    if not (kept := frozenset(found) - tensors.constants):
+    if matching <= tensors.constants:
         raise InputError(
-            f"{pattern!r} names only tensors that never leave a client anyway: frozen or not saved"
-            " in state_dict()"
+            f"{pattern!r} names only tensors that never leave a client: frozen tensors, or tensors"
+            " that state_dict() does not save"
         )
-    return kept
+    return matching - tensors.constants
 
 
 def _in_stored_order(phase: Phase) -> Phase:
+    """Return the phase without shuffling of examples."""
     phase = replace(phase, reads=replace(phase.reads, shuffle=False))
     if (unfolds := phase.unfolds) is None:
         return phase
@@ -367,7 +371,7 @@ def _in_stored_order(phase: Phase) -> Phase:
 
 
 def probe_of(targets: Targets, loss: Loss) -> Fold:
-    """The loss at the shared weights, as upload["probe"]["loss"]."""
+    """Return a fold that uploads the loss at the shared weights, as upload["probe"]["loss"]."""
 
     def start(model: Model, sent: Groups, memo: Groups) -> Groups:
         return {**memo, "probe": {"loss": next(iter(sent["params"].values())).new_zeros(())}}
@@ -383,7 +387,7 @@ def probe_of(targets: Targets, loss: Loss) -> Fold:
 
 
 def probing(phase: Phase) -> Phase | None:
-    """The exchange that a gradient's probe amounts to."""
+    """Return the probe of a gradient phase as a phase, or None if it has no probe."""
     if not isinstance(phase.client, Gradient) or phase.client.probe is None:
         return None
     aside = replace(phase.reads, aside=True, random=False)
@@ -396,14 +400,14 @@ def probing(phase: Phase) -> Phase | None:
 def own_model(
     model: Model, sent: Groups, memo: Groups
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The model as this client sees it: what was sent, with its private tensors in place."""
+    """Return a client's model, (params, buffers): the tensors sent and its private tensors."""
     private = memo.get("private", {})
     params = {**sent["params"], **only(private, model.param_names)}
     return params, {**sent["buffers"], **only(private, model.buffer_names)}
 
 
 def uploads(model: Model, params: Tensors, buffers: Tensors, memo: Groups) -> tuple[Groups, Groups]:
-    """Part a client's model into what it uploads and the memo in which its private tensors stay."""
+    """Split a client's model into its upload and the memo that keeps its private tensors."""
     names = frozenset(memo.get("private", {}))
     upload = {"params": without(params, names), "buffers": without(buffers, names)}
     return upload, {**memo, "private": only({**params, **buffers}, names)} if names else dict(memo)

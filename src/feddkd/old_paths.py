@@ -1,6 +1,7 @@
-"""Modules that version 0.1 documented under other names.
+"""Old names of modules that the documentation of version 0.1 shows.
 
-Importing one warns and gives the module of today.
+An import by the old name gives the module of today. A name that has moved out of a package gives a
+DeprecationWarning.
 """
 
 import importlib
@@ -28,7 +29,7 @@ MOVED = {
 
 
 class _Moved(MetaPathFinder, Loader):
-    """Finds a module by its old name and loads the one it has become."""
+    """Import hook that loads the module of today for an old name."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: Any = None
@@ -39,23 +40,24 @@ class _Moved(MetaPathFinder, Loader):
         return importlib.import_module(MOVED[spec.name])
 
     def exec_module(self, module: ModuleType) -> None:
-        """Do nothing: the module was executed under its new name."""
+        """Do nothing: the module has been executed under its new name."""
 
 
 def install() -> None:
-    """Let the old names be imported until the next version."""
+    """Make the old names importable."""
     if not any(isinstance(finder, _Moved) for finder in sys.meta_path):
         sys.meta_path.append(_Moved())
 
 
 def attribute(old: str, new: str, name: str) -> Any:
-    """Return a name that a package had in version 0.1, for the package's `__getattr__`; warn that
-    it has moved.
+    """Return a name that a package had in version 0.1, and warn that it has moved.
+
+    A package calls this in its `__getattr__`.
     """
-    found = getattr(importlib.import_module(new), name, None)
-    if found is None or name.startswith("__"):
+    value = getattr(importlib.import_module(new), name, None)
+    if value is None or name.startswith("__"):
         raise AttributeError(f"module {old!r} has no attribute {name!r}")
     warnings.warn(
         f"{old}.{name} has moved: import it from feddkd.extend", DeprecationWarning, stacklevel=3
     )
-    return found
+    return value

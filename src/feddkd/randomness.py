@@ -1,8 +1,8 @@
-"""Randomness is a path, not a stream.
+"""Random draws as pure functions of a key.
 
-A key is a tuple that says what the draw is for: ("batches", seed, round, phase, step, client). The
-draw is a pure function of its key, so a client reads the same batches on any engine, in any order,
-on any machine, and a resumed run needs no saved state.
+A key is a tuple that names the purpose of the draw: ("batches", seed, round, phase, step, client).
+So a client reads the same batches on every engine, in every order and on every machine, and a
+resumed run needs no saved generator.
 """
 
 import hashlib
@@ -18,35 +18,34 @@ Key = tuple[str | int, ...]
 
 
 def fold(key: Key) -> int:
-    """A key as one number of 63 bits, for `uniform` and for torch's own generator."""
+    """Return a key as one number of 63 bits, for `uniform` and for torch's generator."""
     return int.from_bytes(_digest(key)[:8], "little") >> 1
 
 
 def step_keys(key: Key, steps: int) -> "np.typing.NDArray[np.int64]":
-    """A number for each step of a path, as `fold` would give; one hash for all of them, since there
-    are many.
-    """
+    """Return a number of 63 bits for each step under a key, with one hash for all steps."""
     numbers: np.typing.NDArray[np.int64] = many_step_keys([key], steps)[0]
     return numbers
 
 
 def many_step_keys(keys: Sequence[Key], steps: int) -> "np.typing.NDArray[np.int64]":
-    """Those of several paths: (paths, steps)."""
+    """Return the numbers of `step_keys` for several keys, shape (keys, steps)."""
     first = np.array([fold(("steps", *key)) for key in keys], np.uint64)
-    # wraps; `uniform` does the mixing
-    walk = first[:, None] + np.arange(steps, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    return (walk >> np.uint64(1)).astype(np.int64)
+    # the sum wraps; `uniform` mixes the bits
+    numbers = first[:, None] + np.arange(steps, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    return (numbers >> np.uint64(1)).astype(np.int64)
 
 
 def generator(key: Key) -> np.random.Generator:
-    """A host-side generator that is this key's alone."""
-    return np.random.Generator(np.random.Philox(_Seed(key)))  # type: ignore[arg-type]  # numpy's stub forgets its own protocol
+    """Return a generator on the host for this key."""
+    # numpy's stub does not list the protocol that Philox accepts
+    return np.random.Generator(np.random.Philox(_Seed(key)))  # type: ignore[arg-type]
 
 
 class _Seed(ISeedSequence):
-    """A key as what Philox(key=...) would make of its digest.
+    """Seed sequence that gives Philox the digest of a key.
 
-    Without it numpy first asks the system for randomness.
+    Philox(key=digest) gives the same generator but first draws entropy from the system.
     """
 
     def __init__(self, key: Key) -> None:
@@ -61,11 +60,11 @@ def _digest(key: Key) -> bytes:
 
 
 def uniform(key: Tensor, shape: tuple[int, ...], stream: int = 0) -> Tensor:
-    """Uniform numbers in [0, 1), float32, on the key's device: a hash of (key, stream, position).
+    """Return uniform numbers in [0, 1), float32, on the key's device.
 
-    Made of tensor operations alone, so it gives the same numbers under vmap, in a CUDA graph and on
-    every device; torch's generators do none of these. Good enough for dropout and augmentation; not
-    for cryptography.
+    Each is a hash of (key, stream, position), computed with tensor operations only. So the numbers
+    are the same under vmap, in a CUDA graph and on every device, which torch's generators do not
+    offer. They are good enough for dropout and augmentation, not for cryptography.
     """
     count = 1
     for size in shape:
@@ -77,8 +76,9 @@ def uniform(key: Tensor, shape: tuple[int, ...], stream: int = 0) -> Tensor:
 
 
 def _mix(x: Tensor) -> Tensor:
-    """A 32-bit finaliser (xor-shift, multiply) carried in int64, where a product of two 32-bit
-    numbers wraps harmlessly.
+    """Return 32-bit numbers with mixed bits: a hash finaliser of xor-shifts and multiplications.
+
+    The numbers are int64, in which a product of two 32-bit numbers keeps the lower 32 bits.
     """
     x = x & 0xFFFFFFFF
     x = ((x ^ (x >> 16)) * 0x7FEB352D) & 0xFFFFFFFF

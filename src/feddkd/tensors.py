@@ -1,7 +1,7 @@
 """Arithmetic on named tensors.
 
-`Tensors` is one group ({"fc.weight": ..., ...}); `Groups` is what travels or stays: {"params": ...,
-"buffers": ..., ...}. Nothing here changes its arguments.
+`Tensors` is one group, {"fc.weight": ..., ...}. `Groups` is several groups by name, {"params": ...,
+"buffers": ..., ...}: a message, a memo or the server's state. No function changes its arguments.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,18 +16,19 @@ Groups = Mapping[str, Tensors]
 
 
 def combine(function: Callable[..., Tensor], *operands: Tensors) -> dict[str, Tensor]:
-    """Apply a function name by name, over the names of the first operand."""
+    """Return function(tensors of that name) for each name of the first operand."""
     return {name: function(*(operand[name] for operand in operands)) for name in operands[0]}
 
 
 def add(a: Tensors, b: Tensors, scale: Tensor | float = 1.0) -> dict[str, Tensor]:
-    """a + scale * b"""
+    """Return a + scale * b."""
     return combine(lambda x, y: x + scale * y, a, b)
 
 
 def add_at_once(a: Tensors, b: Tensors, scale: Tensor | float = 1.0) -> dict[str, Tensor]:
-    """The same to the bit, with two launches for all tensors together; not under vmap, which knows
-    no operations on lists.
+    """Return the bits of `add`, with two kernel launches for all tensors together.
+
+    vmap does not support operations on lists of tensors, so this does not work under vmap.
     """
     if not a:
         return {}
@@ -36,35 +37,36 @@ def add_at_once(a: Tensors, b: Tensors, scale: Tensor | float = 1.0) -> dict[str
 
 
 def zeros(like: Tensors) -> dict[str, Tensor]:
+    """Return a group of zeros with the names, shapes and dtypes of `like`."""
     return combine(torch.zeros_like, like)
 
 
 def stack(many: Sequence[Tensors]) -> dict[str, Tensor]:
-    """One group whose tensors have a leading axis over the given groups."""
+    """Return one group whose tensors have a leading axis over the given groups."""
     return combine(lambda *tensors: torch.stack(tensors), *many)
 
 
 def weighted_mean(stacked: Tensors, weights: Sequence[float]) -> dict[str, Tensor]:
-    """sum_k p_k stacked[k], p = weights / sum(weights).
+    """Return sum_k p_k stacked[k], p = weights / sum(weights).
 
-    Whole numbers (counters) are not averaged: the largest is kept.
+    For tensors of whole numbers (counters) it returns the largest value.
     """
-    given = tuple(weights)
+    fixed = tuple(weights)
 
     def mean(tensor: Tensor) -> Tensor:
         if not tensor.is_floating_point():
             return tensor.amax(0)
-        own = _shares(given, tensor.dtype, tensor.device).reshape(-1, *(1,) * (tensor.dim() - 1))
-        return (own * tensor).sum(0)
+        shares = _shares(fixed, tensor.dtype, tensor.device)
+        return (shares.reshape(-1, *(1,) * (tensor.dim() - 1)) * tensor).sum(0)
 
     return combine(mean, stacked)
 
 
 @lru_cache(maxsize=64)
 def _shares(weights: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Weights that sum to one.
+    """Return weights / sum(weights) as a tensor.
 
-    Kept: all tensors of a mean share them, and a copy to a GPU costs more than the mean.
+    It is cached: all tensors of a mean use it, and a copy to a GPU costs more than the mean.
     """
     total = float(sum(weights))
     return torch.tensor([weight / total for weight in weights], dtype=torch.float64).to(
@@ -73,8 +75,9 @@ def _shares(weights: tuple[float, ...], dtype: torch.dtype, device: torch.device
 
 
 def trimmed_mean(stacked: Tensors, cut: int) -> dict[str, Tensor]:
-    """Coordinate by coordinate the mean of all but the `cut` smallest and the `cut` largest; of
-    whole numbers the largest.
+    """Return the mean of each coordinate without the `cut` smallest and `cut` largest values.
+
+    For tensors of whole numbers (counters) it returns the largest value.
     """
 
     def mean(tensor: Tensor) -> Tensor:
@@ -86,22 +89,24 @@ def trimmed_mean(stacked: Tensors, cut: int) -> dict[str, Tensor]:
 
 
 def only(group: Tensors, names: Iterable[str]) -> dict[str, Tensor]:
+    """Return the tensors of a group that have these names."""
     wanted = set(names)
     return {name: tensor for name, tensor in group.items() if name in wanted}
 
 
 def without(group: Tensors, names: Iterable[str]) -> dict[str, Tensor]:
+    """Return the tensors of a group that do not have these names."""
     unwanted = set(names)
     return {name: tensor for name, tensor in group.items() if name not in unwanted}
 
 
 def to(group: Tensors, device: torch.device | str, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Move a group; only floating-point tensors change their type."""
+    """Return a group on a device; only floating-point tensors change their dtype."""
     return {n: t.to(device, dtype if t.is_floating_point() else t.dtype) for n, t in group.items()}
 
 
 def bytes_of(groups: Groups) -> int:
-    """What these groups weigh on the wire, without framing."""
+    """Return the size of the tensors in bytes, without the framing of a message."""
     return sum(
         tensor.numel() * tensor.element_size()
         for group in groups.values()
@@ -110,8 +115,9 @@ def bytes_of(groups: Groups) -> int:
 
 
 def is_finite(groups: Groups) -> Tensor:
-    """Whether every number is, as a tensor: one pass over all of them, and nobody waits for the
-    device.
+    """Return a tensor that is True if all floating-point numbers are finite.
+
+    It is one pass over all tensors, and the host does not wait for the device.
     """
     tensors = [
         tensor

@@ -1,4 +1,4 @@
-"""The method obeys the laws of every method, and its own."""
+"""FedMedian obeys the laws of every method and its own."""
 
 import torch
 

@@ -1,6 +1,6 @@
-"""Everything that authors of methods, networks, data sets and partitions need, in one place.
+"""All names that authors of methods, networks, data sets and partitions need.
 
-Other modules of the package are internal and may move from one version to the next.
+Import them from here: the other modules of the package are internal and may move between versions.
 """
 
 from feddkd.data.examples import Data as Data

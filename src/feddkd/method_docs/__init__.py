@@ -1,1 +1,1 @@
-"""What the methods say about themselves: paper, formula, options, what is sent and kept."""
+"""Documentation of the registered methods: metadata read from the code, and Markdown pages."""

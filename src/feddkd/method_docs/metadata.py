@@ -1,9 +1,8 @@
-"""What the registry knows of a method, for lists and pages: its paper, its formula, its options,
-what travels and what stays.
+"""Facts about the registered methods, for lists and pages: paper, formula, options, phases.
 
-Nothing is written down twice: the paper is the first paragraph of the method's module, the formula
-the docstring of its function, what travels is read off the phases of the method with its default
-options.
+All of them are read from the code. The paper is the first paragraph of the method's module and the
+summary is the docstring of its function. The groups sent, uploaded and kept are those of the phases
+of the method with default options.
 """
 
 import dataclasses
@@ -28,12 +27,14 @@ REFERENCE = re.compile(
     r'(?P<name>[^:"]+): (?P<authors>[^"]+), "(?P<title>[^"]+?),?",? (?P<venue>.*?)(?:, | )?\(?'
     r"(?P<number>arXiv:\d{4}\.\d{5}|doi:10\.[^\s;,:]*[^\s;,:.])"
 )
-HOUSE = "feddkd.methods."
+PACKAGE = "feddkd.methods."
 SHARED = {Local: "local training", Gathering: "gathering"}
 
 
 @dataclass(frozen=True)
 class Citation:
+    """A paper."""
+
     name: str
     authors: str
     title: str
@@ -52,12 +53,12 @@ class Citation:
 
 @dataclass(frozen=True)
 class MethodOption:
-    """One option. `shared` names what it is an option of, where many methods take it."""
+    """One option of a method."""
 
     name: str
     default: Any  # `...` where there is none
-    takes: str
-    shared: str
+    takes: str  # its values in words
+    shared: str  # "local training" or "gathering" if many methods take it, else ""
 
     def __str__(self) -> str:
         return self.name if self.default is ... else f"{self.name}={self.default!r}"
@@ -80,6 +81,8 @@ class PhaseInWords:
 
 @dataclass(frozen=True)
 class Entry:
+    """All facts about one method."""
+
     name: str
     summary: str
     module: str
@@ -87,13 +90,13 @@ class Entry:
     paper: Citation | None
     settings: tuple[MethodOption, ...]
     private: str
-    piece: bool  # to be put behind a method that trains locally
+    piece: bool  # must come after a method that trains locally
     turns: tuple[PhaseInWords, ...]
 
     @property
     def own(self) -> bool:
-        """Whether it came with the package, not from a plug-in."""
-        return self.module.startswith(HOUSE)
+        """Return True for a method of the package, False for one of a plug-in."""
+        return self.module.startswith(PACKAGE)
 
     @property
     def sends(self) -> list[str]:
@@ -110,7 +113,7 @@ class Entry:
 
     @property
     def paragraphs(self) -> list[str]:
-        """The text, to be broken into lines anew; what is indented stays as it is."""
+        """Return the paragraphs of the text, each as one line; indented blocks keep their lines."""
         return [
             part if part.startswith(" ") else " ".join(part.split())
             for part in self.text.split("\n\n")
@@ -130,7 +133,7 @@ def _distinct(names: Iterator[str]) -> list[str]:
 
 
 def entry(name: str) -> Entry:
-    """What there is to know of a method by name."""
+    """Return the facts about a method."""
     factory = METHODS[name]
     text = inspect.cleandoc(sys.modules[factory.__module__].__doc__ or "")
     method = _with_defaults(name)
@@ -148,62 +151,58 @@ def entry(name: str) -> Entry:
 
 
 def entries() -> list[Entry]:
+    """Return the facts about all methods."""
     return [entry(name) for name in METHODS]
 
 
 def is_piece(method: Method) -> bool:
-    """Whether it is to be put behind a method that trains locally, as dkd is: by itself it lacks
-    something, or asks nobody.
+    """Return True if a method must come after a method that trains locally, like dkd.
+
+    It needs something that an earlier phase leaves, or it has no phase with clients.
     """
     try:
         method.check_order()
     except InputError:
         return True
-    return not any(_asks_clients(phase) for phase in method.phases)
-
-
-def _asks_clients(phase: Phase) -> bool:
-    return phase.client is not None and phase.at == "clients"
+    return not any(phase.asks_clients for phase in method.phases)
 
 
 def _with_defaults(name: str) -> Method | None:
-    """None where an option must be given."""
+    """Return a method with its default options, or None if an option has no default."""
     return None if ... in METHODS.options(name).values() else METHODS[name]()
 
 
 def _private(method: Method) -> str:
-    """Return what stays with a client: a key of PRIVATE, or "none"."""
+    """Return the kind of tensors that stay with a client: a key of PRIVATE, or "none"."""
     kinds = [kind for kind in method.private if kind != "none"]
     return "names" if method.private_patterns else next(iter(kinds), "none")
 
 
 def _paper(text: str) -> Citation | None:
-    """The first paragraph: Name: authors, "title", venue, arXiv:number (or doi:number where there
-    is none).
+    """Return the paper of the first paragraph.
+
+    It reads: Name: authors, "title", venue, arXiv:number (or doi:number).
     """
-    found = REFERENCE.match(" ".join(text.split("\n\n")[0].split()))
-    return None if found is None else Citation(**found.groupdict())
+    match = REFERENCE.match(" ".join(text.split("\n\n")[0].split()))
+    return None if match is None else Citation(**match.groupdict())
 
 
 def _settings(name: str) -> Iterator[MethodOption]:
+    """Yield the options of a method."""
     factory = METHODS[name]
-    groups = [
-        group
-        for group in typing.get_type_hints(inspect.unwrap(factory)).values()
-        if group in SHARED
-    ]
-    shared = {item.name: SHARED[group] for group in groups for item in dataclasses.fields(group)}
+    shared: dict[str, str] = {}
+    for annotation in typing.get_type_hints(inspect.unwrap(factory)).values():
+        if annotation in SHARED:
+            for item in dataclasses.fields(annotation):
+                shared[item.name] = SHARED[annotation]
+    parameters = inspect.signature(factory).parameters
     for key, default in METHODS.options(name).items():
-        yield MethodOption(
-            key,
-            default,
-            _in_words(inspect.signature(factory).parameters[key].annotation),
-            shared.get(key, ""),
-        )
+        takes = _in_words(parameters[key].annotation)
+        yield MethodOption(key, default, takes, shared.get(key, ""))
 
 
 def _in_words(annotation: Any) -> str:
-    """What an option takes."""
+    """Return the values of an option in words."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
         bounds = [str(bound) for bound in arguments[1:] if isinstance(bound, Bound)]
@@ -223,24 +222,20 @@ def _in_words(annotation: Any) -> str:
 
 
 def _turn(phase: Phase, method: Method) -> PhaseInWords:
-    asked = _asks_clients(phase)
+    """Return a phase in words."""
+    asked = phase.asks_clients
     empty = {"params", "buffers"} if "model" in method.private else set()
+    sends = [group for group in phase.sends if group not in empty]
+    sends += [f"rate {rate}" for rate in phase.rates]
     rules = {group: rule.value for group, rule in phase.collect.items() if group not in empty}
-    rules |= {
-        group: f"{rules[group]}, and every client's" if group in rules else "every client's"
-        for group in phase.every.values()
-    }
+    for group in phase.every.values():
+        rules[group] = f"{rules[group]}, and every client's" if group in rules else "every client's"
     return PhaseInWords(
         name=phase.name,
         who="clients" if asked else "server",
         does=_does(phase),
         times=_times(phase),
-        sends=(
-            *(g for g in phase.sends if g not in empty),
-            *(f"rate {rate}" for rate in phase.rates),
-        )
-        if asked
-        else (),
+        sends=tuple(sends) if asked else (),
         uploads=rules if asked else {},
         keeps=tuple(sorted(phase.keeps)),
         leaves=tuple(sorted(phase.leaves)),
@@ -249,6 +244,7 @@ def _turn(phase: Phase, method: Method) -> PhaseInWords:
 
 
 def _does(phase: Phase) -> str:
+    """Return the computation of a phase in words."""
     if phase.client is None:
         return "computes with what it holds"
     if isinstance(phase.client, Gradient):
@@ -264,6 +260,7 @@ EXAMPLES = {
 
 
 def _examples(reads: Reads) -> str:
+    """Return the examples that a phase reads, in words."""
     if reads.source == "none":
         return _number(reads.count(1), "draw")
     whose, size = EXAMPLES.get(reads.source, reads.source), reads.batch_size
@@ -277,7 +274,7 @@ def _number(count: int, noun: str, plural: str = "s") -> str:
 
 
 def _times(phase: Phase) -> str:
-    times = f"at most {phase.repeat.times}" if phase.over is not None else str(phase.repeat.times)
-    return (
-        f"{times}, none in the first {phase.repeat.warmup} rounds" if phase.repeat.warmup else times
-    )
+    """Return the number of repetitions of a phase in words."""
+    times = str(phase.repeat.times) if phase.over is None else f"at most {phase.repeat.times}"
+    warmup = phase.repeat.warmup
+    return f"{times}, none in the first {warmup} rounds" if warmup else times

@@ -1,4 +1,4 @@
-"""Methods, one file an algorithm, client half and server half together."""
+"""Federated methods: one file per algorithm, with its client half and its server half."""
 
 from feddkd.methods.astraea import astraea as astraea
 from feddkd.methods.data_sharing import data_sharing as data_sharing

@@ -1,14 +1,16 @@
-"""How uploads are bounded and brought together: options of local training and of dkd, each for its
-own exchanges.
+"""Aggregation: clipping of uploads, noise, and robust means.
 
-clip, noise: DP-FedAvg of McMahan, Ramage, Talwar, Zhang, "Learning differentially private recurrent
-language models", ICLR 2018, arXiv:1710.06963; gather: Yin, Chen, Ramchandran, Bartlett,
-"Byzantine-robust distributed learning", ICML 2018, arXiv:1803.01498.
+These are options of local training and of dkd, each for its own exchanges. clip, noise: DP-FedAvg
+of McMahan, Ramage, Talwar, Zhang, "Learning differentially private recurrent language models", ICLR
+2018, arXiv:1710.06963; gather: Yin, Chen, Ramchandran, Bartlett, "Byzantine-robust distributed
+learning", ICML 2018, arXiv:1803.01498.
 
-    u_k <- u_k min(1, clip / |u_k|);   u = 1/m sum_k u_k + N(0, (noise clip / m)^2),   or the coordinates' median or trimmed mean
+    u_k <- u_k min(1, clip / |u_k|)
+    u = 1/m sum_k u_k + N(0, (noise clip / m)^2),   or the median or trimmed mean by coordinate
 
-u_k is all that a client uploads in an exchange, less what it was sent: the move of its parameters
-and buffers, or its gradient. What the numbers guarantee, and what not: docs/privacy.md.
+u_k is the difference between all that a client uploads in an exchange and what it was sent: the
+change of its parameters and buffers, or its gradient. docs/privacy.md says what the numbers
+guarantee and what they do not.
 """
 
 from collections.abc import Callable
@@ -29,31 +31,31 @@ from feddkd.tensors import Groups, Tensors, combine, trimmed_mean, zeros
 
 @dataclass(frozen=True, kw_only=True)
 class Gathering:
-    """Options of an exchange whose clients upload one thing: a model or a gradient."""
+    """Options of an exchange in which clients upload one thing: a model or a gradient."""
 
-    # the most that the L2 norm of a client's update may be
+    # limit of the L2 norm of a client's update
     clip: Annotated[Positive | None, LATER] = None
     # z: the server adds Gaussian noise of deviation z clip / m to the mean of m updates
     noise: Annotated[float, Bound(least=0, most=1e6), LATER] = 0.0
-    # median and trimmed mean: by coordinate, all alike
+    # median and trimmed mean are by coordinate, with equal weights of the clients
     gather: Annotated[Literal["mean", "median", "trimmed"], LATER] = "mean"
-    # share of the clients left out at each end of "trimmed"
+    # share of the clients that "trimmed" leaves out at each end
     trim: Annotated[float, Bound(least=0, below=0.5), LATER] = 0.1
 
     def __post_init__(self) -> None:
         if self.noise and self.clip is None:
             raise InputError(
-                "noise does not go without clip, as in clip=1.0, noise=1.1: it hides a client whose"
-                " part is bounded"
+                "noise does not go without clip: only a bounded update can be hidden; give both, as"
+                " in clip=1.0, noise=1.1"
             )
         if self.noise and self.gather != "mean":
             raise InputError(
-                "noise is for the mean of bounded updates; it does not go with"
+                "noise is for the mean of clipped updates; it does not go with"
                 f" gather={self.gather!r}"
             )
 
     def cut(self, clients: int) -> int:
-        """How many are left out at each end; one or two of them always stay."""
+        """Return the number of clients to leave out at each end; at least one client remains."""
         most = (clients - 1) // 2
         return most if self.gather == "median" else min(int(self.trim * clients + 1e-9), most)
 
@@ -62,32 +64,24 @@ PLAINLY = Gathering()
 
 
 def gathered(phase: Phase, how: Gathering) -> Phase:
-    """A phase of clients' folds with its uploads bounded and brought together in this way."""
+    """Return the phase with its uploads clipped and aggregated as the options say."""
     if how == PLAINLY:
         return phase
     assert isinstance(phase.client, Fold)
     if how.clip is not None:
-        phase = replace(
-            phase,
-            client=replace(
-                phase.client, finish=_bounded(phase.client.finish, how.clip, how.noise > 0)
-            ),
-        )
+        finish = _bounded(phase.client.finish, how.clip, how.noise > 0)
+        phase = replace(phase, client=replace(phase.client, finish=finish))
     if how.noise:
-        by_clients = dict.fromkeys(phase.collect, Collect.MEAN_BY_CLIENTS)
         return replace(
             phase,
-            collect=by_clients,
-            opens=_ready(phase),
+            collect=dict.fromkeys(phase.collect, Collect.MEAN_BY_CLIENTS),
+            opens=_with_noise_source(phase),
             server=_noised(phase.server, how),
             noise=how.noise,
         )
     if how.gather != "mean":
-        return replace(
-            phase,
-            collect=dict.fromkeys(phase.collect, Collect.EVERY),
-            server=_robust(phase.server, how),
-        )
+        every = dict.fromkeys(phase.collect, Collect.EVERY)
+        return replace(phase, collect=every, server=_robust(phase.server, how))
     return phase
 
 
@@ -95,6 +89,8 @@ def gathered(phase: Phase, how: Gathering) -> Phase:
 
 
 def _bounded(finish: Finish, most: float, hidden: bool) -> Finish:
+    """Return `finish` with its upload clipped."""
+
     def bounded(model: Model, sent: Groups, carry: Groups, memo: Groups) -> tuple[Groups, Groups]:
         upload, after = finish(model, sent, carry, memo)
         return clipped(upload, sent, most, hidden), after
@@ -103,11 +99,10 @@ def _bounded(finish: Finish, most: float, hidden: bool) -> Finish:
 
 
 def clipped(upload: Groups, sent: Groups, most: float, hidden: bool = False) -> Groups:
-    """An upload with the way from what was sent (from zero, where nothing of the kind was)
-    shortened to a norm of `most`.
+    """Return an upload whose difference from the tensors sent has at most the norm `most`.
 
-    Counters pass as they are. `hidden`: an update that is not finite is none at all, since nobody
-    may learn of it.
+    A group that was not sent is compared with zero. Counters (whole numbers) do not change. With
+    `hidden`, an update that is not finite becomes no update: the server must not learn of it.
     """
     origin = {
         group: sent[group] if group in sent else zeros(tensors) for group, tensors in upload.items()
@@ -122,13 +117,12 @@ def clipped(upload: Groups, sent: Groups, most: float, hidden: bool = False) -> 
         torch.stack([torch.linalg.vector_norm(move, dtype=torch.float64) for move in moves])
     )
 
-    def shorten(there: Tensor, here: Tensor) -> Tensor:
-        if not there.is_floating_point():
-            return there
-        near = torch.where(
-            norm > most, here + (most / norm).to(there.dtype) * (there - here), there
-        )
-        return torch.where(norm.isfinite(), near, here) if hidden else near
+    def shorten(end: Tensor, start: Tensor) -> Tensor:
+        if not end.is_floating_point():
+            return end
+        shortened = start + (most / norm).to(end.dtype) * (end - start)
+        near = torch.where(norm > most, shortened, end)
+        return torch.where(norm.isfinite(), near, start) if hidden else near
 
     return {group: combine(shorten, tensors, origin[group]) for group, tensors in upload.items()}
 
@@ -137,29 +131,28 @@ def clipped(upload: Groups, sent: Groups, most: float, hidden: bool = False) -> 
 
 
 def _robust(server: ServerFn, how: Gathering) -> ServerFn:
+    """Return a server that takes trimmed means of every client's uploads."""
+
     def robust(model: Model, state: Groups, collected: Groups, rates: Tensors) -> Groups:
         cut = how.cut(len(rates["clients"]))
-        return server(
-            model,
-            state,
-            {group: trimmed_mean(tensors, cut) for group, tensors in collected.items()},
-            rates,
-        )
+        means = {group: trimmed_mean(tensors, cut) for group, tensors in collected.items()}
+        return server(model, state, means, rates)
 
     return robust
 
 
-def _ready(phase: Phase) -> Callable[[Model, Groups, World], Groups]:
-    """What the phase opens, and a key for noise with a count of the draws, which phases share: so
-    no two are the same.
+def _with_noise_source(phase: Phase) -> Callable[[Model, Groups, World], Groups]:
+    """Return `opens` of the phase with a group "noise" added: a key and a count of the draws.
+
+    All phases of a method share the group, so no two draws are the same.
     """
 
     def opens(model: Model, state: Groups, world: World) -> Groups:
         if "buffers" in phase.collect and (shared := sorted(state["buffers"])):
             raise InputError(
-                f"noise is for parameters: among the buffers that this network shares ({shared[0]},"
-                " ...) it may turn a variance negative; keep them with the clients, as in"
-                " fedbn(...) or ... | local_bn(private='statistics')"
+                "noise is for parameters only: in the buffers that this network shares"
+                f" ({shared[0]}, ...) it could make a variance negative; keep the buffers with the"
+                " clients, as in fedbn(...) or ... | local_bn(private='statistics')"
             )
         drawn = {"key": torch.tensor(fold(("noise", *world.key))), "count": torch.tensor(0)}
         return {
@@ -171,23 +164,23 @@ def _ready(phase: Phase) -> Callable[[Model, Groups, World], Groups]:
 
 
 def _noised(server: ServerFn, how: Gathering) -> ServerFn:
-    """Drawn on the host, in float64, by a generator that is well tried: the same numbers for every
-    engine and device.
+    """Return a server that adds noise to the means before it uses them.
+
+    NumPy draws the noise on the host in float64: the same numbers for every engine and device.
     """
     assert how.clip is not None
     reach = how.noise * how.clip
 
     def noised(model: Model, state: Groups, collected: Groups, rates: Tensors) -> Groups:
         ledger, deviation = state["noise"], reach / len(rates["clients"])
-        source = generator(("noise", int(ledger["key"]), int(ledger["count"])))
+        random = generator(("noise", int(ledger["key"]), int(ledger["count"])))
 
         def blur(mean: Tensor) -> Tensor:
-            drawn = deviation * np.asarray(source.standard_normal(mean.shape))
+            drawn = deviation * np.asarray(random.standard_normal(mean.shape))
             return mean + torch.from_numpy(drawn).to(mean.device, mean.dtype)
 
         blurred = {group: combine(blur, tensors) for group, tensors in collected.items()}
-        return server(
-            model, {**state, "noise": {**ledger, "count": ledger["count"] + 1}}, blurred, rates
-        )
+        after = {**ledger, "count": ledger["count"] + 1}
+        return server(model, {**state, "noise": after}, blurred, rates)
 
     return noised

@@ -2,16 +2,17 @@
 improving classification accuracy of mobile deep learning applications", ICCD 2019,
 arXiv:1907.01132: rescheduling by mediators.
 
-    mediator m: w_m <- w_t, then w_m <- local training of w_m at one client of m after another;   w_{t+1} = sum_m n_m/n w_m
+    mediator m: w_m <- w_t, then w_m <- local training of w_m at one client of m after another
+    server:     w_{t+1} = sum_m n_m / (sum_i n_i) w_m
 
-Clients report how many examples of each label they hold, once, in the first round they take part
-in. A mediator gathers up to gamma of a round's clients, one at a time that client whose labels,
-pooled with those gathered, come nearest to uniform: the least KL(labels || U). The model passes
-through its clients in that order, `passes` times (the paper's mediator epochs). Each hop is a
-communication: it goes down to the client and comes up again.
+Clients report the number of their examples of each label, once, in the first round in which they
+take part. A mediator takes up to gamma clients of a round. It takes them one at a time, always the
+client that gives the pooled labels the least KL(labels || U), U uniform. The model passes through
+the clients in that order, `passes` times (the paper's mediator epochs). Each hop is one
+communication: the model goes down to the client and comes up again.
 
-Left out is the paper's other half, augmentation of the rare classes before training. gamma=5 and
-passes=1 are defaults of ours.
+The other half of the paper, augmentation of rare classes before training, is not included. The
+defaults gamma=5 and passes=1 are ours.
 """
 
 from collections.abc import Sequence
@@ -33,9 +34,7 @@ from feddkd.tensors import Groups, Tensors, combine, weighted_mean
 
 @METHODS.register
 def astraea(local: Local, *, gamma: Count = 5, passes: Count = 1) -> Method:
-    """Mediators pass the model through clients whose labels balance: w = sum_m n_m/n w_m, w_m
-    trained at client after client.
-    """
+    """Mediators pass the model along clients whose labels balance: w = sum_m n_m/n w_m."""
     (training,) = local_training(local).phases
     census = Phase(
         name="labels",
@@ -47,9 +46,7 @@ def astraea(local: Local, *, gamma: Count = 5, passes: Count = 1) -> Method:
         parts=_unknown,
         keeps=frozenset({"labels"}),
         opens=_open,
-        brings=lambda model, state, world: {
-            "labels": {"count": torch.zeros(world.classes, dtype=torch.int64, device=_place(state))}
-        },
+        brings=_bring,
     )
     hop = replace(
         training,
@@ -57,40 +54,35 @@ def astraea(local: Local, *, gamma: Count = 5, passes: Count = 1) -> Method:
         collect={"params": Collect.EVERY, "buffers": Collect.EVERY},
         sends=(),
         parts=partial(_pass_on, gamma),
-        # a client's examples count once
+        # 1 in the first pass: a client's examples count once
         rates={**training.rates, "new": lambda round, step: float(step <= gamma)},
         repeat=Repeat(gamma * passes),
     )
     return Method((census, Phase("schedule", None, partial(_schedule, gamma)), hop))
 
 
-def _place(state: Groups) -> torch.device:
-    return next(iter(state["params"].values())).device
+def _zero_counts(state: Groups, *shape: int) -> Tensor:
+    device = next(iter(state["params"].values())).device
+    return torch.zeros(*shape, dtype=torch.int64, device=device)
 
 
-# --- who holds which labels
+# --- clients report their labels
 
 
 def _open(model: Model, state: Groups, world: World) -> Groups:
-    return {
-        "astraea": {
-            "labels": torch.zeros(
-                world.clients, world.classes, dtype=torch.int64, device=_place(state)
-            )
-        }
-    }
+    """Return a table of label counts, a row for each client."""
+    return {"astraea": {"labels": _zero_counts(state, world.clients, world.classes)}}
 
 
 def _bring(model: Model, state: Groups, world: World) -> Groups:
-    return {
-        "labels": {"count": torch.zeros(world.classes, dtype=torch.int64, device=_place(state))}
-    }
+    """Return a client's label counts before it has read its examples."""
+    return {"labels": {"count": _zero_counts(state, world.classes)}}
 
 
 def _unknown(state: Groups, cohort: tuple[int, ...], step: int) -> list[Part]:
-    """Those who have not reported yet; nobody is asked twice."""
-    known = state["astraea"]["labels"].sum(1).tolist()
-    new = tuple(client for client in cohort if not known[client])
+    """Return the clients that have not reported yet, as the part of the cohort to ask."""
+    counted = state["astraea"]["labels"].sum(1).tolist()
+    new = tuple(client for client in cohort if not counted[client])
     return [Part(new, {})] if new else []
 
 
@@ -110,25 +102,25 @@ def _report(model: Model, sent: Groups, carry: Groups, memo: Groups) -> tuple[Gr
 
 
 def _note(model: Model, state: Groups, collected: Groups, rates: Tensors) -> Groups:
+    """Write the reported counts into the table."""
     labels = state["astraea"]["labels"].index_copy(
         0, rates["clients"], collected["labels"]["count"]
     )
     return {**state, "astraea": {**state["astraea"], "labels": labels}}
 
 
-# --- who goes with whom
+# --- the server assigns clients to mediators
 
 
 def _schedule(gamma: int, model: Model, state: Groups, collected: Groups, rates: Tensors) -> Groups:
-    """Seats: row m holds mediator m's clients in their order, -1 where a seat stays empty.
+    """Assign the clients of the round to mediators, and give every mediator a copy of the model.
 
-    Every mediator gets the model.
+    Row m of "seats" holds the clients of mediator m in their order, then -1 for empty seats.
     """
     clients = rates["clients"].tolist()
     groups = mediators(clients, state["astraea"]["labels"].double().cpu(), gamma)
-    seats = torch.tensor(
-        [group + [-1] * (gamma - len(group)) for group in groups], device=rates["clients"].device
-    )
+    rows = [group + [-1] * (gamma - len(group)) for group in groups]
+    seats = torch.tensor(rows, device=rates["clients"].device)
 
     def copies(group: Tensors) -> dict[str, Tensor]:
         return combine(lambda tensor: torch.stack([tensor] * len(groups)), group)
@@ -142,8 +134,10 @@ def _schedule(gamma: int, model: Model, state: Groups, collected: Groups, rates:
 
 
 def mediators(clients: Sequence[int], labels: Tensor, gamma: int) -> list[list[int]]:
-    """Greedily: fill one mediator after another, always with the client that brings it nearest to
-    uniform labels.
+    """Return the clients of each mediator, chosen greedily.
+
+    One mediator after another takes, until it has gamma clients, the client that makes its pooled
+    labels most uniform.
     """
     free, groups = list(clients), []
     while free:
@@ -158,22 +152,24 @@ def mediators(clients: Sequence[int], labels: Tensor, gamma: int) -> list[list[i
 
 
 def imbalance(counts: Tensor) -> float:
-    """KL(p || U) for p = counts / sum, up to the constant log of the number of labels"""
+    """Return KL(p || U), p = counts / sum, minus the constant log(number of labels)."""
     p = counts / counts.sum()
     return float(torch.special.xlogy(p, p).sum())
 
 
-# --- hops
+# --- hops from client to client
 
 
 def _pass_on(gamma: int, state: Groups, cohort: tuple[int, ...], step: int) -> list[Part]:
-    """To the client in each mediator's next seat, the model as the one before left it."""
+    """Send each mediator's model to the client in its next seat."""
     seats = state["astraea"]["seats"][:, (step - 1) % gamma].tolist()
-    return [Part((client,), _held(state, m)) for m, client in enumerate(seats) if client in cohort]
+    return [
+        Part((client,), _model_of(state, m)) for m, client in enumerate(seats) if client in cohort
+    ]
 
 
-def _held(state: Groups, m: int) -> Groups:
-    """Mediator m's model."""
+def _model_of(state: Groups, m: int) -> Groups:
+    """Return the model of mediator m."""
     return {
         group: combine(lambda tensor: tensor[m], state[f"mediator_{group}"])
         for group in ("params", "buffers")
@@ -181,24 +177,19 @@ def _held(state: Groups, m: int) -> Groups:
 
 
 def _take_back(model: Model, state: Groups, collected: Groups, rates: Tensors) -> Groups:
-    """Each mediator has its model back; their average by examples is the server's."""
-    # client -> mediator
-    whose = (
-        (state["astraea"]["seats"][None] == rates["clients"][:, None, None]).any(2).int().argmax(1)
-    )
+    """Give each mediator its trained model; the shared model is their average by examples."""
+    seats = state["astraea"]["seats"]
+    # the mediator of each client that answered
+    whose = (seats[None] == rates["clients"][:, None, None]).any(2).int().argmax(1)
     new = rates["examples"] * rates["new"].to(rates["examples"].dtype)
     examples = state["astraea"]["examples"].index_add(0, whose, new)
-    held = {
-        group: combine(
-            lambda old, trained: old.index_copy(0, whose, trained),
-            state[f"mediator_{group}"],
-            collected[group],
-        )
-        for group in ("params", "buffers")
-    }
-    return {
-        **state,
-        **{group: weighted_mean(tensors, examples.tolist()) for group, tensors in held.items()},
-        **{f"mediator_{group}": tensors for group, tensors in held.items()},
-        "astraea": {**state["astraea"], "examples": examples},
-    }
+
+    def replaced(old: Tensor, trained: Tensor) -> Tensor:
+        return old.index_copy(0, whose, trained)
+
+    after = {**state, "astraea": {**state["astraea"], "examples": examples}}
+    for group in ("params", "buffers"):
+        models = combine(replaced, state[f"mediator_{group}"], collected[group])
+        after[f"mediator_{group}"] = models
+        after[group] = weighted_mean(models, examples.tolist())
+    return after

@@ -1,14 +1,14 @@
 """Data sharing: Zhao, Li, Lai, Suda, Civin, Chandra, "Federated learning with non-IID data",
 arXiv:1806.00582.
 
-    FedAvg, each client on its own examples and the public ones: w = sum_k (n_k + p) / sum_i (n_i +
-    p) w_k
+    w_{t+1} = sum_k (n_k + p) / sum_i (n_i + p) w_k
+    w_k = local training from w_t on client k's own n_k examples and p public ones
 
-All clients get all p public examples, alpha = 100% in the paper's terms (a random part of them for
-each client is not offered: set a smaller public part aside); they count in a client's weight as any
-others do. `warmup_steps` trains the first model on the public examples at the server, in
-mini-batches and by the optimiser that clients use, before the first round's exchange. That the
-public examples travel once to every client is not among the counted bytes.
+All clients get all p public examples: alpha = 100% in the paper's notation. (A random part of them
+for each client is not offered; you may set a smaller public part aside.) The public examples count
+in a client's weight like its own. With `warmup_steps` the server first trains the initial model on
+the public examples, before the exchange of the first round, with the clients' mini-batches and
+optimiser. The bytes that send the public examples once to every client are not counted.
 """
 
 from dataclasses import replace
@@ -23,16 +23,10 @@ from feddkd.spec.types import Whole
 
 @METHODS.register
 def data_sharing(local: Local, gathering: Gathering, *, warmup_steps: Whole = 0) -> Method:
-    """FedAvg with public examples joined to every client's own: w = sum_k (n_k+p)/sum_i (n_i+p)
-    w_k.
-    """
+    """FedAvg with public examples added to every client's: w = sum_k (n_k+p)/sum_i (n_i+p) w_k."""
     shared = local_training(local, Variant(source="train+public"), gathering)
     if not warmup_steps:
         return shared
     (phase,) = local_training(replace(local, steps=warmup_steps), Variant(source="public")).phases
-    return Method(
-        (
-            replace(phase, name="warm up", at="server", leaves=frozenset(), repeat=Repeat(last=1)),
-            *shared.phases,
-        )
-    )
+    warm_up = replace(phase, name="warm up", at="server", leaves=frozenset(), repeat=Repeat(last=1))
+    return Method((warm_up, *shared.phases))

@@ -2,22 +2,26 @@
 decentralized knowledge distillation", Applied Intelligence 53 (2023), arXiv:2205.00706; Algorithm 1
 lines 7-11, Algorithm 2, and for batch norm Algorithms 4 and 5.
 
-    J times:  w <- w - gamma 1/m sum_k g_k,   g_k = grad_w 1/B sum_x CE(softmax f(w_k; x), f(w; x)),  x from client k's own data
+    J times:  w <- w - gamma 1/m sum_k g_k
+    g_k = grad_w 1/B sum_x CE(softmax f(w_k; x), f(w; x)),   x from client k's own data
 
-The teacher w_k is the client's own model as local training left it; it is never sent. Labels are
-not used. Put it after any method that trains locally: fedavg() | dkd() is FedDKD, fedmax() | dkd()
-FedDKD_MAX, fedbn() | dkd() FedDKD_BN (private tensors of a client then take their places in the
-student and are not updated).
+The teacher w_k is the client's own model after local training; it is never sent. Labels are not
+used. Put it after any method that trains locally: fedavg() | dkd() is FedDKD, fedmax() | dkd() is
+FedDKD_MAX, fedbn() | dkd() is FedDKD_BN. (A client's private tensors then replace those of the
+student and are not updated.)
 
-Departures from the paper, each a switch: another divergence or temperature, gradients weighed by
-examples, momentum (anew in every round), several steps on the client's own copy of w in an exchange
-(`local_steps`; the server then averages the copies), and `steps="auto"`: each client sets `spare`
-examples aside for the round and sends the divergence on them along with its gradient; once their
-mean no longer falls, the server goes back to the best weights so far (the plain average, if the
-first step did not help) and ends the round. `limit` is the most steps it makes; the last of them
-costs one more exchange, to be judged. It keeps what helps at once, which is not all that helps:
-where DKD pays only in later rounds (docs/reproduction.md, table `emnist-auto`) little more than the
-average is left.
+Departures from the paper, each with its option:
+
+`divergence`, `temperature`: another divergence or temperature. `weights`: gradients weighted by
+examples. `momentum`: it starts from zero in every round. `local_steps`: several steps in one
+exchange on the client's own copy of w; the server averages the copies.
+
+`steps="auto"`: each client sets `spare` examples aside for the round and sends the divergence on
+them with its gradient. When the mean of these divergences no longer falls, the server returns to
+the best weights so far (the plain average, if the first step did not help) and ends the round.
+`limit` is the maximal number of steps; the last step needs one more exchange for its evaluation.
+This keeps only steps with an immediate gain. Where DKD gains only in later rounds
+(docs/reproduction.md, table `emnist-auto`), the result is little more than the average.
 """
 
 from functools import partial
@@ -71,35 +75,31 @@ def dkd(
     spare: Count = 64,
     gathering: Gathering,
 ) -> Method:
-    """Clients teach the average by their own models: J times w <- w - gamma 1/m sum_k grad
-    CE(softmax f(w_k), f(w)).
-    """
+    """Clients teach the average: J times w <- w - gamma 1/m sum_k grad CE(softmax f(w_k), f(w))."""
     auto = steps == "auto"
     if local_steps > 1 and auto:
-        raise InputError("dkd: several local_steps do not go with steps='auto'")
+        raise InputError("dkd: local_steps > 1 and steps='auto' do not go together")
     if gathering != PLAINLY and auto:
         raise InputError(
-            "dkd: clip, noise and gather do not go with steps='auto', whose probe is neither"
-            " clipped nor noised"
+            "dkd: clip, noise and gather do not go with steps='auto': its probe is neither clipped"
+            " nor noised"
         )
     if gathering.noise and weights == "examples":
         raise InputError(
-            "dkd: noise does not go with weights='examples': what a client adds must not grow with"
-            " its examples"
+            "dkd: noise does not go with weights='examples': a client's part of the mean must not"
+            " grow with the number of its examples"
         )
     mean = Collect.MEAN_BY_CLIENTS if weights == "clients" else Collect.MEAN_BY_EXAMPLES
     targets, loss = _teach(teacher), _learn(student, _divergence(divergence, temperature))
-    lesson = Gradient(targets, loss, probe_of(targets, loss) if auto else None)
+    gradient = Gradient(targets, loss, probe_of(targets, loss) if auto else None)
+    rate = Rate(lr, lr_decay, lr_step_decay)
     phase = Phase(
         name="distil",
-        client=_on_own_copy(lesson) if local_steps > 1 or gathering != PLAINLY else lesson,
+        client=_on_own_copy(gradient) if local_steps > 1 or gathering != PLAINLY else gradient,
         server=partial(_cautious if auto else _descend, momentum),
         reads=Reads(batch_size, steps=local_steps, spare=spare if auto else 0),
         collect={"gradient": mean, "probe": mean} if auto else {"gradient": mean},
-        rates={
-            "lr": Rate(lr, lr_decay, lr_step_decay),
-            **_marks(momentum, limit if auto else None),
-        },
+        rates={"lr": rate, **_marks(momentum, limit if auto else None)},
         repeat=Repeat(limit + 1 if auto else int(steps), warmup),
         over=_over if auto else None,
         refines=True,
@@ -119,6 +119,8 @@ def _divergence(kind: str, temperature: float) -> Divergence:
 
 
 def _teach(teacher: Mode) -> Targets:
+    """Return a function that computes the teacher's logits f(w_k; x)."""
+
     def targets(model: Model, memo: Groups, batch: Batch) -> Tensor:
         w_k = memo["model"]
         params, buffers = only(w_k, model.param_names), only(w_k, model.buffer_names)
@@ -128,33 +130,37 @@ def _teach(teacher: Mode) -> Targets:
 
 
 def _learn(student: Mode, divergence: Divergence) -> Loss:
+    """Return the divergence of the student at w from the teacher's logits."""
+
     def loss(
         model: Model, w: Tensors, sent: Groups, memo: Groups, batch: Batch, taught: Tensor
     ) -> Tensor:
         params, buffers = own_model(model, {**sent, "params": w}, memo)
-        return divergence(
-            taught, model(params, buffers, batch.x, mode=student, key=batch.key).logits, batch
-        )
+        output = model(params, buffers, batch.x, mode=student, key=batch.key)
+        return divergence(taught, output.logits, batch)
 
     return loss
 
 
-def _on_own_copy(lesson: Gradient) -> Fold:
-    """Some steps of the same descent before anything is sent; what is sent is the way gone, as if
-    by one gradient.
+def _on_own_copy(gradient: Gradient) -> Fold:
+    """Return a client that makes several descent steps on its own copy of w.
+
+    It uploads the sum of the gradients, which stands for one gradient.
     """
 
     def start(model: Model, sent: Groups, memo: Groups) -> Groups:
-        begun = {"params": sent["params"], "gradient": zeros(sent["params"])}
-        return {**begun, "model": memo["model"], "private": memo.get("private", {})}
+        initial = {"params": sent["params"], "gradient": zeros(sent["params"])}
+        return {**initial, "model": memo["model"], "private": memo.get("private", {})}
 
     def step(model: Model, sent: Groups, carry: Groups, batch: Batch) -> Groups:
-        taught = lesson.targets(model, carry, batch)
-        gradient = grad(lambda w: lesson.loss(model, w, sent, carry, batch, taught))(
-            carry["params"]
-        )
-        moved = add(carry["params"], gradient, -sent["rates"]["lr"])
-        return {**carry, "params": moved, "gradient": add(carry["gradient"], gradient)}
+        taught = gradient.targets(model, carry, batch)
+
+        def loss(w: Tensors) -> Tensor:
+            return gradient.loss(model, w, sent, carry, batch, taught)
+
+        g = grad(loss)(carry["params"])
+        moved = add(carry["params"], g, -sent["rates"]["lr"])
+        return {**carry, "params": moved, "gradient": add(carry["gradient"], g)}
 
     def finish(model: Model, sent: Groups, carry: Groups, memo: Groups) -> tuple[Groups, Groups]:
         return {"gradient": carry["gradient"]}, memo
@@ -166,25 +172,26 @@ def _on_own_copy(lesson: Gradient) -> Fold:
 
 
 def _marks(momentum: float, limit: int | None) -> dict[str, Schedule]:
-    """What the server has to know of the repetition: whether it is the first, or one only to judge
-    the last step.
+    """Return rates that tell the server which repetition this is.
+
+    "later" is 0 in the first repetition, else 1. "last" is 1 in the repetition after `limit`, which
+    only evaluates the last step.
     """
-    later: dict[str, Schedule] = (
-        {"later": lambda round, step: float(step > 1)} if momentum or limit else {}
-    )
-    return {**later, "last": lambda round, step: float(step > limit)} if limit else later
+    marks: dict[str, Schedule] = {}
+    if momentum or limit:
+        marks["later"] = lambda round, step: float(step > 1)
+    if limit:
+        marks["last"] = lambda round, step: float(step > limit)
+    return marks
 
 
 def _open(momentum: bool, auto: bool, model: Model, state: Groups, world: World) -> Groups:
     velocity = {"dkd_velocity": zeros(state["params"])} if momentum else {}
     if not auto:
         return velocity
-    nothing = next(iter(state["params"].values())).new_zeros(())
-    return {
-        **velocity,
-        "dkd_best": state["params"],
-        "dkd_trial": {"loss": nothing, "over": nothing},
-    }
+    zero = next(iter(state["params"].values())).new_zeros(())
+    trial = {"loss": zero, "over": zero}
+    return {**velocity, "dkd_best": state["params"], "dkd_trial": trial}
 
 
 def _descend(
@@ -200,15 +207,18 @@ def _descend(
 def _cautious(
     momentum: float, model: Model, state: Groups, collected: Groups, rates: Tensors
 ) -> Groups:
-    """What was probed is where the server stands now; it moves on only from the best place so far."""
+    """Make a step from the present weights if the probe found them better than all before.
+
+    Otherwise return to the best weights and end the round.
+    """
     loss, lowest = collected["probe"]["loss"], state["dkd_trial"]["loss"]
     better = (loss < lowest) | (rates["later"] == 0)  # False where the loss is not a number
     best = combine(
-        lambda here, before: torch.where(better, here, before), state["params"], state["dkd_best"]
+        lambda now, before: torch.where(better, now, before), state["params"], state["dkd_best"]
     )
     moved = _descend(momentum, model, {**state, "params": best}, collected, rates)
     stay = ~better | (rates["last"] > 0)
-    params = combine(lambda here, there: torch.where(stay, here, there), best, moved["params"])
+    params = combine(lambda old, new: torch.where(stay, old, new), best, moved["params"])
     trial = {"loss": torch.where(better, loss, lowest), "over": stay.to(loss.dtype)}
     return {**moved, "params": params, "dkd_best": best, "dkd_trial": trial}
 

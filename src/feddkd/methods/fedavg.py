@@ -2,6 +2,8 @@
 deep networks from decentralized data", AISTATS 2017, arXiv:1602.05629.
 
     w_{t+1} = sum_k n_k / (sum_i n_i) w_k,   w_k = local training from w_t
+
+n_k is the number of examples of client k.
 """
 
 from feddkd.method import Method

@@ -1,12 +1,13 @@
 """FedBN: Li, Jiang, Zhang, Kamp, Dou, "FedBN: federated learning on non-IID features via local
 batch normalization", ICLR 2021, arXiv:2102.07623.
 
-    FedAvg on all tensors but those of batch-norm layers, which never leave their client
+    w = (w', w_k^BN),   w_k^BN = the batch-norm layers of client k
+    w'_{t+1} = sum_k n_k / (sum_i n_i) w'_k
 
-`private="statistics"` keeps only the running statistics at home and averages the affine parameters:
-FedGen's way with its EMNIST network. `local_bn` is the same as a piece to put after any other
-method: fedavg() | local_bn() is fedbn(), and fedprox() | local_bn() is FedProx with batch norm at
-home.
+The tensors of batch-norm layers never leave their client. `private="statistics"` keeps only the
+running statistics there and averages the affine parameters, as FedGen does with its EMNIST network.
+`local_bn` is the same as a piece to put after any other method: fedavg() | local_bn() is fedbn(),
+and fedprox() | local_bn() is FedProx with private batch-norm layers.
 """
 
 from typing import Literal
@@ -27,5 +28,5 @@ def fedbn(
 
 @METHODS.register
 def local_bn(*, private: Literal["norm", "statistics"] = "norm") -> Method:
-    """Whatever comes before it, with batch-norm layers kept at each client: w = (w', w_k^BN)."""
+    """The method before it, with batch-norm layers kept at each client: w = (w', w_k^BN)."""
     return Method((), frozenset({private}))

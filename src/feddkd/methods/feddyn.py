@@ -4,11 +4,11 @@ dynamic regularization", ICLR 2021, arXiv:2111.04263.
     w_k = local training on CE - <h_k, w> + alpha/2 |w - w_t|^2,   h_k <- h_k - alpha (w_k - w_t)
     h <- h - alpha/N sum_k (w_k - w_t),   w_{t+1} = mean_k w_k - h/alpha
 
-The mean is over active clients, all alike, as in the paper; buffers are averaged by examples, as in
-FedAvg. The published code divides alpha by a client's relative number of examples and clips
-gradients at norm 10; here alpha is one number, as in the paper. Mind that h/alpha does not vanish
-with alpha: it is minus the sum of all rounds' mean moves, each times the share of active clients,
-so a small alpha still moves further than the average.
+The mean is over the active clients with equal weights, as in the paper; buffers are averaged by
+examples, as in FedAvg. The published code divides alpha by a client's relative number of examples
+and clips gradients at norm 10; here alpha is one number, as in the paper. Note that h/alpha does
+not vanish with alpha: it is minus the sum of the mean moves of all rounds, each times the share of
+active clients. So with a small alpha the model still moves further than the average.
 """
 
 from functools import partial
@@ -25,9 +25,7 @@ from feddkd.tensors import Groups, Tensors, add, combine, zeros
 
 @METHODS.register
 def feddyn(local: Local, gathering: Gathering, *, alpha: Positive = 0.01) -> Method:
-    """Clients' losses bent to one common optimum: loss = CE - <h_k, w> + alpha/2 |w - w_t|^2, w =
-    mean_k w_k - h/alpha.
-    """
+    """FedAvg with losses that share one optimum: loss = CE - <h_k, w> + alpha/2 |w - w_t|^2."""
     variant = Variant(
         terms=(linear("slope"), proximal(alpha, "sum")),
         begin=lambda model, sent, memo: {"slope": memo["slope"]},
@@ -35,19 +33,21 @@ def feddyn(local: Local, gathering: Gathering, *, alpha: Positive = 0.01) -> Met
         server=partial(_server, alpha),
         collect={"params": Collect.MEAN_BY_CLIENTS},
         keeps=frozenset({"slope"}),
-        opens=_nothing_yet,
-        brings=_nothing_yet,
+        opens=_zero_slope,
+        brings=_zero_slope,
     )
     return local_training(local, variant, gathering)
 
 
-def _nothing_yet(model: Model, state: Groups, world: World) -> Groups:
+def _zero_slope(model: Model, state: Groups, world: World) -> Groups:
+    """Return the initial h, or the initial h_k: zeros."""
     return {"slope": zeros(state["params"])}
 
 
 def _renew(
     alpha: float, model: Model, sent: Groups, carry: Groups, memo: Groups
 ) -> tuple[Groups, Groups]:
+    """Return h_k - alpha (w_k - w_t) for the memo; nothing more to upload."""
     h = combine(
         lambda h_k, w_k, w_t: h_k - alpha * (w_k - w_t),
         memo["slope"],
@@ -58,6 +58,7 @@ def _renew(
 
 
 def _server(alpha: float, model: Model, state: Groups, collected: Groups, rates: Tensors) -> Groups:
+    """Take h <- h - alpha/N sum_k (w_k - w_t) and w = mean_k w_k - h/alpha."""
     pull = alpha * rates["share"]
     h = combine(
         lambda h, w, w_t: h - pull * (w - w_t), state["slope"], collected["params"], state["params"]

@@ -1,25 +1,29 @@
 """FedGen: Zhu, Hong, Zhou, "Data-free knowledge distillation for heterogeneous federated learning",
 ICML 2021, arXiv:2105.10056.
 
-    local loss = CE + b/B alpha_t CE(h(w; G(y')), y') + beta_t KL(softmax h(w; G(y)) || f(w; x)),   y' uniform over known labels
-    G descends   sum_k mean_i p_k(y_i) CE(h(w_k; G(y_i)), y_i) + diversity exp(-mean_ij |e_i - e_j|^2 |G(y_i) - G(y_j)|)
+    local loss = CE + b/B alpha_t CE(h(w; G(y')), y') + beta_t KL(softmax h(w; G(y)) || f(w; x))
+    G descends   sum_k mean_i p_k(y_i) CE(h(w_k; G(y_i)), y_i)
+                 + diversity exp(-mean_ij |e_i - e_j|^2 |G(y_i) - G(y_j)|)
 
-h is the network's last layer, G(y) an input for it, made of the label and noise e, b and B sizes of
-generated and real batches; p_k(y) = n_k(y) / sum_l n_l(y), where n_k(y) counts from one what client
-k read in this round. The generator is trained at the server on the heads of the clients that
-answered, and travels to the clients of the next round. It does not look at the average, so it is
-all one whether the server averages before or, as in the published code, after; DKD, too, may
-follow.
+h is the network's last layer; G(y) is an input for it, made from the label and noise e; y' is
+uniform over the known labels; b and B are the sizes of generated and real batches. p_k(y) =
+n_k(y) / sum_l n_l(y), where n_k(y) is one plus the number of examples of label y that client k read
+in this round. The server trains the generator on the heads of the clients that answered, and sends
+it to the clients of the next round. The generator does not use the average, so the server may
+average before or, as in the published code, after its training; DKD may follow, too.
 
-As the published code has it: noise is uniform (its comment says Gaussian); the beta term, which the
-paper's objective lacks; no generated features in the first round, then alpha_t = max(1e-4, alpha
-decay^(t-1)) and beta_t likewise; a generator in training mode at the server and in evaluation mode
-with clients; its Adam lives on from round to round; labels that no client of the round has are not
-drawn at the server. Coefficients are those for EMNIST (MNIST: beta 10, generator_lr 3e-4). Not as
-published: p_k(y_i) is meant to weigh example i, but for a slip of shapes the code weighs all
-examples by the mean of the p_k(y_i): `weighting="published"`. The code knows from the beginning
-which labels exist; ours, which have been counted so far. It stops using generated features after 20
-mini-batches, which with its own 20 never happens: left out.
+As in the published code: the noise is uniform (a comment there says Gaussian); the beta term, which
+is not in the paper's objective; no generated features in the first round, then alpha_t = max(1e-4,
+alpha decay^(t-1)), and beta_t likewise; the generator is in training mode at the server and in
+evaluation mode at clients; its Adam keeps its moments from round to round; the server does not draw
+labels that no client of the round has. The coefficients are those for EMNIST (MNIST: beta 10,
+generator_lr 3e-4).
+
+Unlike the published code: p_k(y_i) weighs example i, as the paper means it. By a mistake with
+shapes the code weighs all examples by the mean of the p_k(y_i); `weighting="published"` does the
+same. The code knows all labels from the start; here a label is known after a client has counted it.
+The code stops using generated features after 20 mini-batches, which never happens with its own 20;
+this is left out.
 """
 
 from collections.abc import Mapping
@@ -43,11 +47,11 @@ from feddkd.spec.schedules import Rate
 from feddkd.spec.types import Count, NonNegative, Positive
 from feddkd.tensors import Groups, Tensors, only, to
 
-# What is random in a step; the streams below 2000 belong to dropout and augmentation.
+# Streams of random numbers in a step; dropout and augmentation use the streams below 2000.
 LABELS, NOISE, NOISE_FOR_OWN_LABELS = 2000, 2001, 2002
 GENERATOR = ("generator", "generator_buffers")
 MOMENTS = ("first", "second", "count")  # of Adam
-# what the server holds of this round's clients until the generator has seen it
+# groups of this round's clients, which the server deletes after the generator's training
 ROUND = ("heads", "label_counts")
 
 
@@ -70,20 +74,19 @@ def fedgen(
     hidden: Count = 256,
     private: Literal["none", "norm", "statistics"] = "none",
 ) -> Method:
-    """FedAvg with features from a generator: loss = CE + alpha CE(h(w; G(y')), y') + beta
-    KL(softmax h(w; G(y)) || f(w; x)).
-    """
+    """FedAvg with features of a generator G: loss = CE + alpha CE(h(w; G(y')), y') + beta KL."""
     if generator_batch == 1:
         raise InputError(
-            "fedgen: generator_batch=1 does not go with the generator's batch norm, which needs two"
-            " examples"
+            "fedgen: generator_batch=1 does not go with the generator's batch norm, which needs at"
+            " least two examples"
         )
-    terms = [
-        (alpha, _classify(noise, generated, generated / local.batch_size)),
-        (beta, _agree(noise)),
-    ]
+    terms: list[Term] = []
+    if alpha:
+        terms.append(_classify(noise, generated, generated / local.batch_size))
+    if beta:
+        terms.append(_agree(noise))
     training = Variant(
-        terms=tuple(term for coefficient, term in terms if coefficient),
+        terms=tuple(terms),
         begin=_begin,
         watch=_count,
         part=lambda model, sent, carry, memo: ({"label_counts": carry["label_counts"]}, {}),
@@ -103,7 +106,7 @@ def fedgen(
         client=_at_the_server(optimiser, noise, generator_batch, weighting, diversity),
         server=_take_generator,
         reads=Reads(1, steps=generator_steps, source="none"),
-        # of the server alone
+        # a mean over one upload, the server's own
         collect=dict.fromkeys((*GENERATOR, *map(_moment, MOMENTS)), Collect.MEAN_BY_CLIENTS),
         sends=(*GENERATOR, *map(_moment, MOMENTS), *ROUND),
         rates={"lr": Rate(generator_lr, generator_lr_decay)},
@@ -120,35 +123,36 @@ def _moment(name: str) -> str:
 def _open(
     optimiser: Optimiser, noise: int, hidden: int, model: Model, state: Groups, world: World
 ) -> Groups:
-    """A generator for this network's head, as the run's key draws it, with a fresh optimiser; no
-    label is known yet.
-    """
+    """Return a generator drawn with the run's key, its optimiser's moments, and no known label."""
+    head = _checked_head(model, state, world)
+    network = _network(noise + world.classes, hidden, head.in_features)
+    drawn = network.initial(("generator", *world.key))
+    params, buffers = (to(group, world.like.device, world.like.dtype) for group in drawn)
+    moments = {_moment(name): group for name, group in optimiser.init(params).items()}
+    known = {"labels": {"known": world.like.new_zeros(world.classes)}}
+    return {"generator": params, "generator_buffers": buffers, **moments, **known}
+
+
+def _checked_head(model: Model, state: Groups, world: World) -> nn.Linear:
+    """Return the network's last layer, or raise InputError if it cannot use generated inputs."""
     if model.head is None:
         raise InputError(
             "fedgen makes inputs for the last linear layer, and this network has no linear layer"
         )
     head = model.net.get_submodule(model.head)
     assert isinstance(head, nn.Linear)
-    if (
-        not {f"{model.head}.{own}".removeprefix(".") for own, _ in head.named_parameters()}
-        <= state["params"].keys()
-    ):
+    names = {f"{model.head}.{name}".removeprefix(".") for name, _ in head.named_parameters()}
+    if not names <= state["params"].keys():
         raise InputError(
-            f"fedgen takes the head {model.head!r} of every client, so it must be trained, shared"
-            " by the clients and not tied to another layer"
+            f"fedgen uses the head {model.head!r} of every client, so the head must be trained,"
+            " shared by the clients and not tied to another layer"
         )
     if head.out_features != world.outputs:
         raise InputError(
             f"fedgen makes inputs for the last layer, and {model.head!r}, the network's head, is"
             " not its last"
         )
-    drawn = _network(noise + world.classes, hidden, head.in_features).initial(
-        ("generator", *world.key)
-    )
-    params, buffers = (to(group, world.like.device, world.like.dtype) for group in drawn)
-    moments = {_moment(name): group for name, group in optimiser.init(params).items()}
-    known = {"labels": {"known": world.like.new_zeros(world.classes)}}
-    return {"generator": params, "generator_buffers": buffers, **moments, **known}
+    return head
 
 
 # --- the generator
@@ -156,7 +160,7 @@ def _open(
 
 @lru_cache
 def _network(inputs: int, hidden: int, outputs: int) -> Model:
-    with torch.random.fork_rng(devices=[]):  # layers draw first weights, which nobody reads
+    with torch.random.fork_rng(devices=[]):  # the layers draw initial weights that are not used
         layers = (
             nn.Linear(inputs, hidden),
             nn.BatchNorm1d(hidden),
@@ -167,13 +171,12 @@ def _network(inputs: int, hidden: int, outputs: int) -> Model:
 
 
 def _generate(generator: Groups, batch: Batch, noise: Tensor, mode: Mode) -> Output:
-    """Features for the labels of a batch; the output's logits are these features."""
-    params, buffers = (generator[name] for name in ("params", "buffers"))
+    """Return the generator's output for the labels of a batch; its logits are the features."""
+    params, buffers = generator["params"], generator["buffers"]
     hidden, inputs = params["0.weight"].shape
     network = _network(inputs, hidden, len(params["3.weight"]))
-    return network(
-        params, buffers, torch.cat([noise, batch.marks(inputs - noise.shape[1])], 1), mode=mode
-    )
+    x = torch.cat([noise, batch.marks(inputs - noise.shape[1])], 1)
+    return network(params, buffers, x, mode=mode)
 
 
 def _noise(batch: Batch, width: int, stream: int) -> Tensor:
@@ -181,7 +184,7 @@ def _noise(batch: Batch, width: int, stream: int) -> Tensor:
 
 
 def _draw(batch: Batch, labels: Tensor, size: int) -> Batch:
-    """So many labels, uniform over those marked in `labels`; over all of them while none is."""
+    """Return a batch of `size` labels, uniform over the marked `labels` (over all if none is)."""
     marked = ((labels > 0) | ~labels.any()).cumsum(0)
     nth = (uniform(batch.key, (size,), LABELS).double() * marked[-1]).long()
     y = (marked <= nth.unsqueeze(-1)).sum(-1)
@@ -202,11 +205,12 @@ def _count(model: Model, sent: Groups, carry: Groups, output: Output, batch: Bat
 
 
 def _received(sent: Groups) -> Groups:
+    """Return the generator that was sent."""
     return {"params": sent["generator"], "buffers": sent["generator_buffers"]}
 
 
 def _classify(width: int, size: int, weight: float) -> Term:
-    """b/B alpha_t CE(h(w; G(y')), y')"""
+    """Return the term b/B alpha_t CE(h(w; G(y')), y')."""
 
     def term(
         model: Model, w: Tensors, sent: Groups, carry: Groups, output: Output, batch: Batch
@@ -219,16 +223,16 @@ def _classify(width: int, size: int, weight: float) -> Term:
 
 
 def _agree(width: int) -> Term:
-    """beta_t KL(softmax h(w; G(y)) || f(w; x)), the first held constant: it is taken at the carry's
-    weights, equal to w
+    """Return the term beta_t KL(softmax h(w; G(y)) || f(w; x)).
+
+    The first distribution is constant: it is computed with the carry's weights, which equal w.
     """
 
     def term(
         model: Model, w: Tensors, sent: Groups, carry: Groups, output: Output, batch: Batch
     ) -> Tensor:
-        made = _generate(
-            _received(sent), batch, _noise(batch, width, NOISE_FOR_OWN_LABELS), "eval"
-        ).logits
+        noise = _noise(batch, width, NOISE_FOR_OWN_LABELS)
+        made = _generate(_received(sent), batch, noise, "eval").logits
         taught = model.apply_head(carry["params"], made)
         return sent["rates"]["beta"] * distillation(taught, output.logits, batch)
 
@@ -239,7 +243,7 @@ def _agree(width: int) -> Term:
 
 
 def _gather(model: Model, state: Groups, collected: Groups, rates: Tensors) -> Groups:
-    """The average; and for the generator every client's head and label counts."""
+    """Take the average, and keep every client's head and label counts for the generator."""
     counts, known = collected["label_counts"], state["labels"]["known"]
     head = f"{model.head}." if model.head else ""
     known = torch.maximum(known, (counts["counts"] > 1).any(0).to(known.dtype))
@@ -249,6 +253,8 @@ def _gather(model: Model, state: Groups, collected: Groups, rates: Tensors) -> G
 
 
 def _at_the_server(optimiser: Optimiser, width: int, size: int, weighting: str, eta: float) -> Fold:
+    """Return the training of the generator, on one drawn batch in each step."""
+
     def start(model: Model, sent: Groups, memo: Groups) -> Groups:
         return {**_received(sent), **{name: sent[_moment(name)] for name in MOMENTS}}
 
@@ -257,23 +263,19 @@ def _at_the_server(optimiser: Optimiser, width: int, size: int, weighting: str, 
         drawn = _draw(batch, (counts > 1).any(0), size)
         noise = _noise(drawn, width, NOISE)
         weights = (counts / counts.sum(0))[:, drawn.y]
-        shares = (
-            weights if weighting == "intended" else weights.mean(1, keepdim=True)
-        ) * drawn.share
+        if weighting == "published":
+            weights = weights.mean(1, keepdim=True)
+        shares = weights * drawn.share
 
         def loss(generator: Tensors) -> tuple[Tensor, Mapping[str, Tensor]]:
             made = _generate({**carry, "params": generator}, drawn, noise, "train")
 
-            def taught(head: Tensors, share: Tensor) -> Tensor:
-                return cross_entropy(
-                    model.apply_head(head, made.logits), drawn._replace(share=share)
-                )
+            def client_loss(head: Tensors, share: Tensor) -> Tensor:
+                logits = model.apply_head(head, made.logits)
+                return cross_entropy(logits, drawn._replace(share=share))
 
-            return (
-                vmap(taught)(sent["heads"], shares).sum()
-                + eta * diversity_loss(noise, made.logits),
-                made.buffers,
-            )
+            taught = vmap(client_loss)(sent["heads"], shares).sum()
+            return taught + eta * diversity_loss(noise, made.logits), made.buffers
 
         gradient, buffers = grad(loss, has_aux=True)(carry["params"])
         params, moments = optimiser.update(carry["params"], gradient, carry, sent["rates"]["lr"])
@@ -281,14 +283,13 @@ def _at_the_server(optimiser: Optimiser, width: int, size: int, weighting: str, 
 
     def finish(model: Model, sent: Groups, carry: Groups, memo: Groups) -> tuple[Groups, Groups]:
         moments = {_moment(name): carry[name] for name in MOMENTS}
-        return {
-            "generator": carry["params"],
-            "generator_buffers": carry["buffers"],
-            **moments,
-        }, memo
+        generator = {"generator": carry["params"], "generator_buffers": carry["buffers"]}
+        return {**generator, **moments}, memo
 
     return Fold(start, step, finish)
 
 
 def _take_generator(model: Model, state: Groups, collected: Groups, rates: Tensors) -> Groups:
-    return {**{name: group for name, group in state.items() if name not in ROUND}, **collected}
+    """Replace the generator and its moments, and delete the groups of this round's clients."""
+    kept = {name: group for name, group in state.items() if name not in ROUND}
+    return {**kept, **collected}

@@ -2,14 +2,15 @@
 heterogeneous federated learning with non-IID data", arXiv:2107.00051; IEEE Transactions on
 Computers 2024 as "FedGKD".
 
-    local loss = CE + c T^2 KL( softmax(z_M / T) || softmax(z / T) ),   z_M = logits of the mean of the last M global models
+    local loss = CE + c T^2 KL( softmax(z_M / T) || softmax(z / T) )
+    z_M = logits of the mean of the last M global models
 
-Those are the models that rounds began with, the present one included, parameters and buffers (so
-what a later phase such as DKD makes of the average is part of them); the teacher is in evaluation
+The global models are those with which rounds begin, the present one included, parameters and
+buffers. So they include the changes of a later phase such as DKD. The teacher is in evaluation
 mode. In the first round there is no distillation, as in the published code, whose c is the paper's
-gamma/2. Clients are averaged by examples; that code weighs them alike. The teacher travels besides
-the global model, except for M = 1, where it is the global model. FedGKD-VOTE is not here: in the
-published code it has no gradient.
+gamma/2. Clients are averaged by examples; that code gives them equal weights. The teacher is sent
+in addition to the global model, except for M = 1, where it is the global model. FedGKD-VOTE is not
+included: in the published code it has no gradient.
 """
 
 from dataclasses import replace
@@ -38,9 +39,7 @@ def fedgkd(
     buffer: Count = 5,
     temperature: Positive = 1.0,
 ) -> Method:
-    """Clients taught by the mean of the last M global models: loss = CE + c T^2 KL(softmax(z_M/T)
-    || softmax(z/T)).
-    """
+    """Clients taught by the mean of past global models: loss = CE + c T^2 KL(z_M/T || z/T)."""
     several = buffer > 1
     variant = Variant(
         terms=(partial(_term, temperature),),
@@ -50,7 +49,7 @@ def fedgkd(
     )
     train = local_training(local, variant, gathering)
     remember = Phase(
-        name="remember", client=None, server=partial(_remember, buffer), opens=_nothing_yet
+        name="remember", client=None, server=partial(_remember, buffer), opens=_no_past
     )
     return replace(train, phases=(remember, *train.phases)) if several else train
 
@@ -75,7 +74,8 @@ def _term(
     return sent["rates"]["c"] * distillation(taught, output.logits, batch, temperature)
 
 
-def _nothing_yet(model: Model, state: Groups, world: World) -> Groups:
+def _no_past(model: Model, state: Groups, world: World) -> Groups:
+    """Return an empty list of past models, and the initial model as the teacher."""
     whole = {**state["params"], **state["buffers"]}
     return {
         "past": combine(lambda tensor: tensor.new_empty((0, *tensor.shape)), whole),
@@ -86,7 +86,7 @@ def _nothing_yet(model: Model, state: Groups, world: World) -> Groups:
 def _remember(
     buffer: int, model: Model, state: Groups, collected: Groups, rates: Tensors
 ) -> Groups:
-    """The newest first; their mean is what clients are sent."""
+    """Add the present model to the past ones, the newest first; their mean is the teacher."""
     now = {**state["params"], **state["buffers"]}
     past = combine(lambda new, old: torch.cat([new[None], old[: buffer - 1]]), now, state["past"])
     count = len(next(iter(past.values())))

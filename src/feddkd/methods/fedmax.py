@@ -3,9 +3,9 @@ communication-efficient federated learning", ECML PKDD 2020, arXiv:2004.03657.
 
     local loss = CE + beta KL(U || softmax(a)),   a = the input of the last layer, U uniform
 
-The published code averages the divergence over the D activations too (`reduction="mean"`, so beta
-counts 1/D) and takes it from U to the activations; FedDKD's paper writes KL(a || U) without 1/D:
-`reduction="batchmean", reverse=True`.
+The published code also averages the divergence over the D activations (`reduction="mean"`, which
+divides beta by D) and takes it from U to the activations. FedDKD's paper writes KL(a || U) without
+1/D: `reduction="batchmean", reverse=True`.
 """
 
 from typing import Literal
@@ -27,7 +27,6 @@ def fedmax(
     reduction: Literal["mean", "batchmean"] = "mean",
     reverse: bool = False,
 ) -> Method:
-    """FedAvg with activations drawn to maximum entropy: loss = CE + beta KL(U || softmax(a))."""
-    return local_training(
-        local, Variant(terms=(activation_entropy(beta, reduction, reverse),)), gathering
-    )
+    """FedAvg with activations pulled to maximum entropy: loss = CE + beta KL(U || softmax(a))."""
+    term = activation_entropy(beta, reduction, reverse)
+    return local_training(local, Variant(terms=(term,)), gathering)

@@ -1,12 +1,12 @@
 """FedNTD: Lee, Jeong, Shin, Bae, Yun, "Preservation of the global knowledge by not-true
 distillation in federated learning", NeurIPS 2022, arXiv:2106.03097.
 
-    local loss = CE + beta T^2 KL( softmax(z_t / T) || softmax(z / T) ), both over the classes that
-    are not the label
+    local loss = CE + beta T^2 KL( softmax(z_t / T) || softmax(z / T) )
+    both softmax over the classes that are not the label
 
-z_t are the logits of the model that was sent, in evaluation mode (the published code leaves the
-mode of its copy as it finds it). T is 1 as in the published experiments; the code's class has 3
-where nothing is said.
+z_t are the logits of the model that was sent, in evaluation mode; the published code does not set
+the mode of its copy. The default T = 1 is that of the published experiments; the default of the
+code's class is 3.
 """
 
 from functools import partial
@@ -27,12 +27,9 @@ from feddkd.tensors import Groups, Tensors
 def fedntd(
     local: Local, gathering: Gathering, *, beta: NonNegative = 1.0, temperature: Positive = 1.0
 ) -> Method:
-    """FedAvg that keeps what was known of other classes: loss = CE + beta T^2 KL(z_t/T || z/T), the
-    label's logit left out.
-    """
-    return local_training(
-        local, Variant(terms=(partial(_term, beta, temperature),), begin=hold_private), gathering
-    )
+    """FedAvg with distillation among the other classes: loss = CE + beta T^2 KL(z_t/T || z/T)."""
+    variant = Variant(terms=(partial(_term, beta, temperature),), begin=hold_private)
+    return local_training(local, variant, gathering)
 
 
 def _term(

@@ -3,9 +3,9 @@ networks", MLSys 2020, arXiv:1812.06127.
 
     local loss = CE + mu/2 |w - w_t|^2
 
-`form="mean"` is the form of the FedMAX code, a mean square for each tensor: with it mu=10 is the
-mild pull that the FedDKD paper's FEMNIST table shows; in the true form mu=10 with learning rate 0.1
-would pin the weights to w_t.
+`form="mean"` is the form of the FedMAX code: the mean square of each tensor in place of the sum. In
+that form mu=10 is a weak pull, as in the FEMNIST table of the FedDKD paper. In the form of the
+equation mu=10 with learning rate 0.1 would hold the weights at w_t.
 """
 
 from typing import Literal

@@ -1,8 +1,9 @@
-"""Local training, the exchange that most methods share (Algorithm 1, Client-LocalTrain): a method
-adds its terms to the loss.
+"""Local training, the exchange that most methods share (Algorithm 1, Client-LocalTrain).
 
-w <- optimiser(w, grad[ CE(f(w; x), y) + terms ]) over the client's mini-batches, from the weights
-that were sent; the server takes the average of the w_k by examples.
+    w_k: from w_t,  w <- optimiser(w, grad[ CE(f(w; x), y) + terms ])  over client k's mini-batches
+    w_{t+1} = sum_k n_k / (sum_i n_i) w_k
+
+A method adds its terms to the loss.
 """
 
 from collections.abc import Callable, Mapping
@@ -37,10 +38,10 @@ from feddkd.tensors import Groups, Tensors
 
 @dataclass(frozen=True, kw_only=True)
 class Local:
-    """How a client trains: options that every method with local training takes."""
+    """Options of local training, which every method with local training takes."""
 
     epochs: Count = 5
-    steps: Count | None = None  # so many mini-batches in place of epochs
+    steps: Count | None = None  # number of mini-batches, in place of epochs
     batch_size: Count = 64
     lr: Positive = 0.1
     lr_decay: Positive = 1.0  # per round
@@ -55,17 +56,12 @@ class Local:
     drop_last: bool = False
 
     def build_optimiser(self) -> Optimiser:
+        """Return the optimiser that the options describe."""
+        decay = self.weight_decay
         if self.optimiser == "sgd":
-            return sgd(
-                momentum=self.momentum, nesterov=self.nesterov, weight_decay=self.weight_decay
-            )
-        return adam(
-            beta1=self.beta1,
-            beta2=self.beta2,
-            eps=self.eps,
-            weight_decay=self.weight_decay,
-            amsgrad=self.amsgrad,
-        )
+            return sgd(momentum=self.momentum, nesterov=self.nesterov, weight_decay=decay)
+        beta1, beta2, eps = self.beta1, self.beta2, self.eps
+        return adam(beta1=beta1, beta2=beta2, eps=eps, weight_decay=decay, amsgrad=self.amsgrad)
 
 
 Begin = Callable[[Model, Groups, Groups], Groups]  # (model, sent, memo) -> groups
@@ -78,21 +74,22 @@ Part = Callable[[Model, Groups, Groups, Groups], tuple[Groups, Groups]]
 
 @dataclass(frozen=True)
 class Variant:
-    """Where a method departs from FedAvg's exchange; what is left out is FedAvg's.
+    """Changes of a method to FedAvg's exchange; the defaults are FedAvg.
 
-    Groups come on top of params and buffers.
+    Groups named here are in addition to params and buffers. Fields with the name of a field of
+    `Phase` are passed to the phase.
     """
 
     terms: tuple[Term, ...] = ()  # added to the loss
-    # groups that ride in the carry: constants, counters, trackers
+    # makes groups of the carry: constants, counters, trackers
     begin: Begin = lambda model, sent, memo: {}
-    # what the optimiser is given in place of the gradient
+    # makes the direction that the optimiser takes in place of the gradient
     bend: Bend = lambda gradient, sent, carry: gradient
-    # those groups of `begin` that a step changes
+    # makes the new values of the groups of `begin` after a step
     watch: Watch = lambda model, sent, carry, output, batch: {}
-    # groups to upload and to keep, at the end
+    # makes the groups to upload and the groups to keep, after the last step
     part: Part = lambda model, sent, carry, memo: ({}, {})
-    server: ServerFn | None = None  # in place of take_average
+    server: ServerFn | None = None  # replaces take_average
     collect: Mapping[str, Collect] = field(default_factory=dict)
     every: Mapping[str, str] = field(default_factory=dict)
     sends: tuple[str, ...] = ()
@@ -110,22 +107,23 @@ FEDAVG = Variant()
 def local_training(
     local: Local, variant: Variant = FEDAVG, gathering: Gathering = PLAINLY
 ) -> Method:
-    """One exchange: train on labels, leave the trained model with the client (it may have to
-    teach), average.
+    """Return a method of one exchange: clients train on labels, and the server averages.
 
-    `gathering` is for variants that upload their models and nothing else.
+    The trained model stays with the client as memo["model"], since a later phase may use it as a
+    teacher. `gathering` is only for variants that upload nothing but their models.
     """
+    batches = Reads(
+        local.batch_size,
+        local.epochs,
+        local.steps,
+        source=variant.source,
+        drop_last=local.drop_last,
+    )
     phase = Phase(
         name="local",
         client=_client(local.build_optimiser(), variant),
         server=variant.server or take_average,
-        reads=Reads(
-            local.batch_size,
-            local.epochs,
-            local.steps,
-            source=variant.source,
-            drop_last=local.drop_last,
-        ),
+        reads=batches,
         collect={
             "params": Collect.MEAN_BY_EXAMPLES,
             "buffers": Collect.MEAN_BY_EXAMPLES,
@@ -143,11 +141,13 @@ def local_training(
 
 
 def take_average(model: Model, state: Groups, collected: Groups, rates: Tensors) -> Groups:
-    """wbar = sum_k n_k / (sum_i n_i) w_k"""
+    """Return the state with the average wbar = sum_k n_k / (sum_i n_i) w_k as the shared model."""
     return {**state, "params": collected["params"], "buffers": collected["buffers"]}
 
 
 def _client(optimiser: Optimiser, variant: Variant) -> Fold:
+    """Return the client half: steps of an optimiser on cross-entropy and the variant's terms."""
+
     def start(model: Model, sent: Groups, memo: Groups) -> Groups:
         params, buffers = own_model(model, sent, memo)
         return {
@@ -174,11 +174,8 @@ def _client(optimiser: Optimiser, variant: Variant) -> Fold:
     def finish(model: Model, sent: Groups, carry: Groups, memo: Groups) -> tuple[Groups, Groups]:
         upload, after = uploads(model, carry["params"], carry["buffers"], memo)
         more, kept = variant.part(model, sent, carry, memo)
-        return {**upload, **more}, {
-            **after,
-            "model": {**carry["params"], **carry["buffers"]},
-            **kept,
-        }
+        trained = {**carry["params"], **carry["buffers"]}
+        return {**upload, **more}, {**after, "model": trained, **kept}
 
     return Fold(start, step, finish)
 
@@ -187,18 +184,19 @@ def _client(optimiser: Optimiser, variant: Variant) -> Fold:
 
 
 def hold_private(model: Model, sent: Groups, memo: Groups) -> Groups:
-    """A `begin` for terms that look at the model as it came: own_model(model, sent, carry) is that
-    model at every step.
+    """Return the private tensors at the start, for a carry: a `begin` for some terms.
+
+    With them own_model(model, sent, carry) is, at every step, the model before the first step.
     """
     return {"private": memo.get("private", {})}
 
 
 def reach(local: Local, method: str) -> tuple[Begin, Watch]:
-    """carry["reach"]["a"]: how far the steps so far lead down a slope of one, in units of the
-    learning rate.
+    """Return `begin` and `watch` that compute carry["reach"]["a"], the length of the steps so far.
 
-    That is K after K steps of plain SGD, (K - rho (1 - rho^K) / (1 - rho)) / (1 - rho) with
-    momentum rho, and exact for Nesterov.
+    It is the sum of the weights that a client's gradients have in its move, in units of the
+    learning rate: K after K steps of plain SGD, (K - rho (1 - rho^K) / (1 - rho)) / (1 - rho) with
+    momentum rho, and the exact value for Nesterov's momentum.
     """
     if local.optimiser != "sgd":
         raise InputError(
@@ -206,16 +204,12 @@ def reach(local: Local, method: str) -> tuple[Begin, Watch]:
         )
 
     def begin(model: Model, sent: Groups, memo: Groups) -> Groups:
-        nothing = sent["rates"]["lr"].new_zeros(())
-        return {"reach": {"a": nothing, "v": nothing}}
+        zero = sent["rates"]["lr"].new_zeros(())
+        return {"reach": {"a": zero, "v": zero}}
 
     def watch(model: Model, sent: Groups, carry: Groups, output: Output, batch: Batch) -> Groups:
         v = local.momentum * carry["reach"]["v"] + 1
-        return {
-            "reach": {
-                "a": carry["reach"]["a"] + (1 + local.momentum * v if local.nesterov else v),
-                "v": v,
-            }
-        }
+        length = 1 + local.momentum * v if local.nesterov else v
+        return {"reach": {"a": carry["reach"]["a"] + length, "v": v}}
 
     return begin, watch

@@ -1,6 +1,6 @@
-"""Loss terms, each formula once.
+"""Loss terms: each formula of a loss stands here once.
 
-Means over a batch are weighted by the batch's shares (1/B each; 0 for padding). A `Term` is added
+A mean over a batch is weighted by the batch's shares (1/B each, 0 for padding). A `Term` is added
 to a client's cross-entropy.
 """
 
@@ -25,19 +25,21 @@ Divergence = Callable[[Tensor, Tensor, Batch], Tensor]
 
 
 def mean(per_example: Tensor, batch: Batch) -> Tensor:
+    """Return the mean over the examples of a batch, weighted by their shares."""
     return (per_example * batch.share).sum()
 
 
 def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
-    """1/B sum_i -log softmax(z_i)[y_i]"""
+    """Return 1/B sum_i -log softmax(z_i)[y_i]."""
     return mean(torch_cross_entropy(logits, batch.y, reduction="none"), batch)
 
 
 def distillation(
     teacher: Tensor, student: Tensor, batch: Batch, temperature: float = 1.0
 ) -> Tensor:
-    """T^2/B sum_i CE(softmax(teacher_i / T), student_i / T): the gradient in the student is that of
-    KL(teacher || student).
+    """Return T^2/B sum_i CE(softmax(teacher_i / T), student_i / T).
+
+    Its gradient with respect to the student is that of KL(teacher || student).
     """
     taught = softmax(teacher / temperature, -1)
     return temperature**2 * mean(-(taught * log_softmax(student / temperature, -1)).sum(-1), batch)
@@ -46,21 +48,21 @@ def distillation(
 def reverse_distillation(
     teacher: Tensor, student: Tensor, batch: Batch, temperature: float = 1.0
 ) -> Tensor:
-    """T^2/B sum_i KL(softmax(student_i / T) || softmax(teacher_i / T))"""
+    """Return T^2/B sum_i KL(softmax(student_i / T) || softmax(teacher_i / T))."""
     log_p = log_softmax(student / temperature, -1)
-    return temperature**2 * mean(
-        (log_p.exp() * (log_p - log_softmax(teacher / temperature, -1))).sum(-1), batch
-    )
+    log_q = log_softmax(teacher / temperature, -1)
+    return temperature**2 * mean((log_p.exp() * (log_p - log_q)).sum(-1), batch)
 
 
 def squared_distance(teacher: Tensor, student: Tensor, batch: Batch) -> Tensor:
-    """1/B sum_i |teacher_i - student_i|^2, on logits: the divergence of the paper's Corollary 1"""
+    """Return 1/B sum_i |teacher_i - student_i|^2 of the logits: the divergence of Corollary 1."""
     return mean(((student - teacher) ** 2).sum(-1), batch)
 
 
 def proximal(mu: float, form: Literal["sum", "mean"]) -> Term:
-    """mu/2 |w - w_t|^2 over the tensors that were sent; "mean" takes each tensor's mean square in
-    place of its sum.
+    """Return the term mu/2 |w - w_t|^2 over the tensors that were sent.
+
+    "mean" takes the mean square of each tensor in place of the sum.
     """
 
     def term(
@@ -77,8 +79,9 @@ def proximal(mu: float, form: Literal["sum", "mean"]) -> Term:
 
 
 def activation_entropy(beta: float, reduction: Literal["mean", "batchmean"], reverse: bool) -> Term:
-    """beta * KL(U || p), p = softmax(features), averaged over the batch, and for "mean" also over
-    the D features; reverse: KL(p || U).
+    """Return the term beta KL(U || p), p = softmax(features), as a mean over the batch.
+
+    "mean" divides it by the number D of features, too; `reverse` takes KL(p || U).
     """
 
     def term(
@@ -91,22 +94,23 @@ def activation_entropy(beta: float, reduction: Literal["mean", "batchmean"], rev
             )
         log_p = log_softmax(output.features, -1)
         size = log_p.shape[-1]
-        forward = -math.log(size) - log_p.mean(-1)
-        divergence = (log_p.exp() * log_p).sum(-1) + math.log(size) if reverse else forward
+        if reverse:
+            divergence = (log_p.exp() * log_p).sum(-1) + math.log(size)
+        else:
+            divergence = -math.log(size) - log_p.mean(-1)
         return beta * mean(divergence / (size if reduction == "mean" else 1), batch)
 
     return term
 
 
 def linear(group: str) -> Term:
-    """-<h, w>, h = carry[group]"""
+    """Return the term -<h, w>, h = carry[group]."""
 
     def term(
         model: Model, w: Tensors, sent: Groups, carry: Groups, output: Output, batch: Batch
     ) -> Tensor:
-        return -sum(
-            ((h * w[name]).sum() for name, h in carry[group].items()), output.logits.new_zeros(())
-        )
+        products = ((h * w[name]).sum() for name, h in carry[group].items())
+        return -sum(products, output.logits.new_zeros(()))
 
     return term
 
@@ -114,8 +118,9 @@ def linear(group: str) -> Term:
 def contrast(
     features: Tensor, toward: Tensor, away: Tensor, batch: Batch, temperature: float
 ) -> Tensor:
-    """1/B sum_i -log( e^(cos(z, toward)/T) / (e^(cos(z, toward)/T) + e^(cos(z, away)/T)) ), z =
-    features
+    """Return the model-contrastive loss, z = features.
+
+    1/B sum_i -log( e^(cos(z, toward)/T) / (e^(cos(z, toward)/T) + e^(cos(z, away)/T)) )
     """
     lead = cosine_similarity(features, toward, -1) - cosine_similarity(features, away, -1)
     return mean(softplus(-lead / temperature), batch)
@@ -124,17 +129,19 @@ def contrast(
 def not_true_distillation(
     teacher: Tensor, student: Tensor, batch: Batch, temperature: float = 1.0
 ) -> Tensor:
-    """Distillation among the C - 1 classes that are not an example's label."""
-    place = torch.arange(student.shape[-1] - 1, device=student.device)
-    others = place + (place >= batch.y[:, None])
+    """Return the distillation among the C - 1 classes that are not an example's label."""
+    index = torch.arange(student.shape[-1] - 1, device=student.device)
+    others = index + (index >= batch.y[:, None])
     return distillation(teacher.gather(-1, others), student.gather(-1, others), batch, temperature)
 
 
 def diversity_loss(noise: Tensor, made: Tensor) -> Tensor:
-    """exp(-1/B^2 sum_ij d2(noise_i, noise_j) d1(made_i, made_j)), d2 and d1 the mean square and the
-    mean absolute difference: low where unlike noise makes unlike things
+    """Return exp(-1/B^2 sum_ij d2(noise_i, noise_j) d1(made_i, made_j)).
+
+    d2 is the mean square difference and d1 the mean absolute difference. The loss is low if
+    different noise makes different outputs.
     """
-    apart = (noise.unsqueeze(0) - noise.unsqueeze(1)).square().mean(-1) * (
-        made.unsqueeze(0) - made.unsqueeze(1)
-    ).abs().mean(-1)
+    d2 = (noise.unsqueeze(0) - noise.unsqueeze(1)).square().mean(-1)
+    d1 = (made.unsqueeze(0) - made.unsqueeze(1)).abs().mean(-1)
+    apart = d2 * d1
     return (-apart.mean()).exp()

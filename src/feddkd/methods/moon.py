@@ -2,11 +2,12 @@
 
     local loss = CE - mu log( e^(cos(z, z_glob)/T) / (e^(cos(z, z_glob)/T) + e^(cos(z, z_prev)/T)) )
 
-z is the input of the last layer: of the local model, of the model that was sent and of the client's
-previous local model, the latter two in evaluation mode, as in the published code. That code puts a
-projection head (two layers, 256 outputs) between encoder and classifier and takes z from there;
-here such a head is the network's business. A client's first previous model is the initial global
-one, so in round 1 the contrast is constant; the code has none there.
+z is the input of the last layer in the local model, z_glob that in the model that was sent and
+z_prev that in the client's previous local model. The latter two models are in evaluation mode, as
+in the published code. That code puts a projection head (two layers, 256 outputs) between encoder
+and classifier and takes z from it; here such a head must be part of the network. In round 1 the
+previous model is the initial global model, so the contrast is constant; the code has no contrast in
+round 1.
 """
 
 from functools import partial
@@ -28,9 +29,7 @@ from feddkd.tensors import Groups, Tensors, only
 def moon(
     local: Local, gathering: Gathering, *, mu: NonNegative = 1.0, temperature: Positive = 0.5
 ) -> Method:
-    """Features drawn to the global model's and away from the previous local one's: loss = CE - mu
-    log softmax(cos/T)[glob].
-    """
+    """Features pulled to the global model's: loss = CE - mu log softmax(cos/T)[glob]."""
     variant = Variant(
         terms=(partial(_term, mu, temperature),),
         begin=_begin,
@@ -42,6 +41,7 @@ def moon(
 
 
 def _initial(model: Model, state: Groups, world: World) -> Groups:
+    """Return the initial global model as the client's first previous model."""
     if model.head is None:
         raise InputError(
             "moon compares inputs of the last linear layer, and this network has no linear layer"
@@ -50,7 +50,10 @@ def _initial(model: Model, state: Groups, world: World) -> Groups:
 
 
 def _begin(model: Model, sent: Groups, memo: Groups) -> Groups:
-    """Private tensors are still those of the previous local model."""
+    """Return the groups of the carry: private tensors and the previous local model.
+
+    The memo's private tensors are still those of the previous local model.
+    """
     previous = memo["previous"]
     shared = {
         "params": only(previous, model.param_names),
@@ -74,13 +77,15 @@ def _term(
     output: Output,
     batch: Batch,
 ) -> Tensor:
-    now = model(*own_model(model, sent, carry), batch.x, mode="eval", key=batch.key).features
-    before = model(
-        carry["previous_params"], carry["previous_buffers"], batch.x, mode="eval", key=batch.key
-    ).features
-    return mu * contrast(output.features, now, before, batch, temperature)
+    def features(params: Tensors, buffers: Tensors) -> Tensor:
+        return model(params, buffers, batch.x, mode="eval", key=batch.key).features
+
+    z_glob = features(*own_model(model, sent, carry))
+    z_prev = features(carry["previous_params"], carry["previous_buffers"])
+    return mu * contrast(output.features, z_glob, z_prev, batch, temperature)
 
 
 def _remember(model: Model, sent: Groups, carry: Groups, memo: Groups) -> tuple[Groups, Groups]:
+    """Return the shared part of the local model for the memo."""
     shared, _ = uploads(model, carry["params"], carry["buffers"], memo)
     return {}, {"previous": {**shared["params"], **shared["buffers"]}}

@@ -1,5 +1,7 @@
-"""Optimisers as pairs of pure functions. The state is groups of tensors: at a client they ride in
-its carry, new in every round; at the server they last as long as the run.
+"""Optimisers as pairs of pure functions.
+
+Their state is groups of tensors. A client has them in its carry, with fresh values in every round;
+a server has them in its state, as long as the run lasts.
 """
 
 from collections.abc import Callable
@@ -12,14 +14,17 @@ from feddkd.tensors import Groups, Tensors, add, combine, zeros
 
 
 class Optimiser(NamedTuple):
+    """An optimiser: `init` makes its state, `update` makes one step."""
+
     init: Callable[[Tensors], Groups]  # params -> state
     # (params, grads, state, lr) -> (params, state)
     update: Callable[[Tensors, Tensors, Groups, Tensor], tuple[Tensors, Groups]]
 
 
 def sgd(*, momentum: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0) -> Optimiser:
-    """v <- momentum v + g;  w <- w - lr v  (Nesterov: w - lr (g + momentum v)), g with coupled weight decay, as
-    torch.optim.SGD.
+    """Return SGD as torch.optim.SGD: v <- momentum v + g;  w <- w - lr v.
+
+    Nesterov: w <- w - lr (g + momentum v). Weight decay is part of the gradient g.
     """
 
     def init(params: Tensors) -> Groups:
@@ -46,14 +51,14 @@ def adam(
     weight_decay: float = 0.0,
     amsgrad: bool = False,
 ) -> Optimiser:
-    """Adam with L2 in the gradient (not AdamW), as torch.optim.Adam; amsgrad divides by the largest
-    second moment so far.
+    """Return Adam as torch.optim.Adam: weight decay is added to the gradient (not AdamW).
+
+    amsgrad divides by the root of the largest second moment so far.
     """
 
     def init(params: Tensors) -> Groups:
-        count = {
-            "count": torch.zeros((), dtype=torch.float64, device=next(iter(params.values())).device)
-        }
+        device = next(iter(params.values())).device
+        count = {"count": torch.zeros((), dtype=torch.float64, device=device)}
         moments = {"first": zeros(params), "second": zeros(params), "count": count}
         return {**moments, "largest": zeros(params)} if amsgrad else moments
 
@@ -67,7 +72,7 @@ def adam(
         after = {"first": first, "second": second, "count": {"count": count}}
         if amsgrad:
             after["largest"] = combine(torch.maximum, state["largest"], second)
-        # float64: in float32 1 - beta2 would lose four digits in the first steps
+        # in float64: in float32 1 - beta2 would lose four digits in the first steps
         step = (lr.double() / (1 - beta1**count)).to(lr.dtype)
         root = (1 - beta2**count).sqrt().to(lr.dtype)
 
@@ -87,10 +92,14 @@ def adaptive(
     tau: float,
     initial: float | None = None,
 ) -> Optimiser:
-    """The server's optimisers of "Adaptive federated optimization": m <- b1 m + (1 - b1) g;  w <- w - lr m / (sqrt(v) + tau).
+    """Return a server optimiser of "Adaptive federated optimization" (arXiv:2003.00295).
 
-    adagrad: v <- v + g^2;  adam: v <- b2 v + (1 - b2) g^2;  yogi: v <- v - (1 - b2) g^2 sign(v - g^2). No correction of bias; v
-    begins at `initial`, tau^2 unless said.
+        m <- b1 m + (1 - b1) g;  w <- w - lr m / (sqrt(v) + tau)
+        adagrad: v <- v + g^2
+        adam:    v <- b2 v + (1 - b2) g^2
+        yogi:    v <- v - (1 - b2) g^2 sign(v - g^2)
+
+    The bias of the moments is not corrected. v begins at `initial`, by default tau^2.
     """
     first_v = tau**2 if initial is None else initial
     rules: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -117,9 +126,7 @@ def adaptive(
 
 
 def clip_norm(grads: Tensors, most: float) -> dict[str, Tensor]:
-    """g min(1, most / |g|), |g| over all tensors together, as torch.nn.utils.clip_grad_norm_ has
-    it.
-    """
+    """Return g min(1, most / |g|) with |g| over all tensors, as torch.nn.utils.clip_grad_norm_."""
     norm = torch.stack([gradient.square().sum() for gradient in grads.values()]).sum().sqrt()
     scale = (most / (norm + 1e-6)).clamp(max=1.0)
     return combine(lambda gradient: gradient * scale, grads)

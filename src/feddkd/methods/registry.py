@@ -1,4 +1,4 @@
-"""Methods by name, and the reader of their texts."""
+"""The registry of methods, and the parser of their text."""
 
 from functools import reduce
 from operator import or_
@@ -10,7 +10,8 @@ METHODS: Registry[Method] = Registry("method", "feddkd.methods")
 
 
 def parse(text: str) -> Method:
-    """The method of a text such as "fedavg(epochs=5, lr=0.1) | dkd(steps=10, lr=0.2)"; `str` gives
-    the text back.
+    """Return the method for a text such as "fedavg(epochs=5, lr=0.1) | dkd(steps=10, lr=0.2)".
+
+    `str(method)` returns the text.
     """
     return reduce(or_, METHODS.parse(text))

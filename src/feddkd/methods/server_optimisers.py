@@ -3,17 +3,21 @@ Zaheer, Garrett, Rush, Konecny, Kumar, McMahan, "Adaptive federated optimization
 arXiv:2003.00295, Algorithm 2; for momentum Hsu, Qi, Brown, "Measuring the effects of non-identical
 data distribution for federated visual classification", arXiv:1909.06335.
 
-    w_{t+1} = w_t - optimiser(g_t),   g_t = w_t - w,   w = what the round has made of w_t
+    w_{t+1} = w_t - optimiser(g_t),   g_t = w_t - w,   w = the model after the round's exchanges
+    momentum:  v <- b v + g,   step lr v
+    adaptive:  m <- b1 m + (1 - b1) g,   step lr m / (sqrt(v) + tau)
+               adam: v <- b2 v + (1 - b2) g^2,   adagrad: v <- v + g^2
+               yogi: v <- v - (1 - b2) g^2 sign(v - g^2)
 
-So fedavg() | server_adam() is FedAdam (fedopt.py has the usual names), and fedavg() | dkd() |
-server_adam() takes the whole way through averaging and distillation as the pseudo-gradient. Only
-shared parameters are moved; buffers stay averaged. Moments last as long as the run. The papers'
-defaults b1 = .9, b2 = .99 (Adagrad: no momentum) and tau = 1e-3; their learning rates are tuned for
-each task: ours are orders of magnitude to begin with.
+So fedavg() | server_adam() is FedAdam (fedopt.py has the usual names). In fedavg() | dkd() |
+server_adam() the pseudo-gradient g_t is the whole change by averaging and distillation. Only shared
+parameters are moved; buffers stay averaged. The moments last as long as the run. The defaults
+b1 = .9, b2 = .99 (Adagrad: no momentum) and tau = 1e-3 are the paper's. Its learning rates are
+tuned for each task; the defaults here are only orders of magnitude to start with.
 
-The paper corrects no bias and asks for v_0 >= tau^2: `initial` is v_0, tau^2 unless said (Flower:
-0). `bias_correction=True` is Adam's own step as in torch.optim.Adam, v_0 = 0; Flower's corrects
-likewise, but lets the correction of v act on tau too.
+The paper does not correct the bias of the moments and requires v_0 >= tau^2. `initial` is v_0; its
+default is tau^2 (Flower: 0). `bias_correction=True` is the step of torch.optim.Adam, with v_0 = 0;
+Flower corrects in the same way, but its correction of v also scales tau.
 """
 
 from functools import partial
@@ -36,7 +40,7 @@ def server_momentum(
     momentum: Momentum = 0.9,
     nesterov: bool = False,
 ) -> Method:
-    """The round's move with momentum: v <- b v + (w_t - w), w <- w_t - lr v."""
+    """Momentum on the change of the round: v <- b v + (w_t - w), w <- w_t - lr v."""
     if nesterov and not momentum:
         raise InputError("server_momentum: nesterov=True does not go with momentum=0")
     return _piece("server_momentum", sgd(momentum=momentum, nesterov=nesterov), Rate(lr, lr_decay))
@@ -53,19 +57,16 @@ def server_adam(
     initial: NonNegative | None = None,
     bias_correction: bool = False,
 ) -> Method:
-    """The round's move by Adam: g = w_t - w, m <- b1 m + (1-b1) g, v <- b2 v + (1-b2) g^2, w <- w_t
-    - lr m/(sqrt(v) + tau).
-    """
+    """Adam on the change of the round: g = w_t - w, w <- w_t - lr m/(sqrt(v) + tau)."""
     if bias_correction and initial is not None:
         raise InputError(
-            "server_adam: bias_correction=True, which supposes that v begins at 0, does not go with"
-            " initial=..."
+            "server_adam: bias_correction=True does not go with initial=...: it requires v_0 = 0"
         )
-    corrected, plain = (
-        adam(beta1=beta1, beta2=beta2, eps=tau),
-        adaptive("adam", beta1=beta1, beta2=beta2, tau=tau, initial=initial),
-    )
-    return _piece("server_adam", corrected if bias_correction else plain, Rate(lr, lr_decay))
+    if bias_correction:
+        optimiser = adam(beta1=beta1, beta2=beta2, eps=tau)
+    else:
+        optimiser = adaptive("adam", beta1=beta1, beta2=beta2, tau=tau, initial=initial)
+    return _piece("server_adam", optimiser, Rate(lr, lr_decay))
 
 
 @METHODS.register
@@ -78,12 +79,9 @@ def server_yogi(
     tau: Positive = 1e-3,
     initial: NonNegative | None = None,
 ) -> Method:
-    """The round's move by Yogi: as server_adam, with v <- v - (1-b2) g^2 sign(v - g^2)."""
-    return _piece(
-        "server_yogi",
-        adaptive("yogi", beta1=beta1, beta2=beta2, tau=tau, initial=initial),
-        Rate(lr, lr_decay),
-    )
+    """Yogi on the change of the round: as server_adam, with v <- v - (1-b2) g^2 sign(v - g^2)."""
+    optimiser = adaptive("yogi", beta1=beta1, beta2=beta2, tau=tau, initial=initial)
+    return _piece("server_yogi", optimiser, Rate(lr, lr_decay))
 
 
 @METHODS.register
@@ -95,28 +93,24 @@ def server_adagrad(
     tau: Positive = 1e-3,
     initial: NonNegative | None = None,
 ) -> Method:
-    """The round's move by Adagrad: as server_adam, with v <- v + g^2."""
-    return _piece(
-        "server_adagrad",
-        adaptive("adagrad", beta1=beta1, beta2=0.0, tau=tau, initial=initial),
-        Rate(lr, lr_decay),
-    )
+    """Adagrad on the change of the round: as server_adam, with v <- v + g^2."""
+    optimiser = adaptive("adagrad", beta1=beta1, beta2=0.0, tau=tau, initial=initial)
+    return _piece("server_adagrad", optimiser, Rate(lr, lr_decay))
 
 
 def _piece(name: str, optimiser: Optimiser, lr: Rate) -> Method:
-    """The server's own business after the round's exchanges; the optimiser's groups stand in the
-    state under the piece's name.
+    """Return a method whose one phase applies an optimiser at the server.
+
+    The groups of the optimiser are in the server's state with the prefix `name.`.
     """
 
     def opens(model: Model, state: Groups, world: World) -> Groups:
-        if own := [group for group in state if group.startswith(f"{name}.")]:
+        if taken := [group for group in state if group.startswith(f"{name}.")]:
             raise InputError(
                 f"{name} does not go with another {name} in the same method: they would share"
-                f" {own[0]!r}"
+                f" {taken[0]!r}"
             )
-        return {
-            f"{name}.{group}": tensors for group, tensors in optimiser.init(state["params"]).items()
-        }
+        return _prefixed(name, optimiser.init(state["params"]))
 
     phase = Phase(
         name,
@@ -129,9 +123,14 @@ def _piece(name: str, optimiser: Optimiser, lr: Rate) -> Method:
     return Method((phase,))
 
 
+def _prefixed(name: str, groups: Groups) -> Groups:
+    return {f"{name}.{group}": tensors for group, tensors in groups.items()}
+
+
 def _move(
     name: str, optimiser: Optimiser, model: Model, state: Groups, collected: Groups, rates: Tensors
 ) -> Groups:
+    """Move the shared parameters from the weights of the round's start by the optimiser."""
     before = {
         group.removeprefix(f"{name}."): tensors
         for group, tensors in state.items()
@@ -139,8 +138,4 @@ def _move(
     }
     pseudo_gradient = add(state["start"], state["params"], -1.0)
     params, after = optimiser.update(state["start"], pseudo_gradient, before, rates["lr"])
-    return {
-        **state,
-        "params": params,
-        **{f"{name}.{group}": tensors for group, tensors in after.items()},
-    }
+    return {**state, "params": params, **_prefixed(name, after)}

@@ -1,4 +1,5 @@
-"""Text to values and back:
+"""Text to values and back: `name(option=value) | name()` is parsed, checked and written out.
 
-`name(option=value) | name()` is parsed, checked and spelled canonically; values of options.
+registry: factories by name; parser: text to names and arguments; types: values of options;
+schedules: values that change with the round.
 """

@@ -1,4 +1,4 @@
-"""Text of the form `name(key=value, ...) | name(...)` -> names and arguments. Nothing in it is run."""
+"""Parser of text such as `name(key=value, ...) | name(...)`. It does not execute the text."""
 
 import ast
 import warnings
@@ -6,26 +6,22 @@ import warnings
 from feddkd.errors import InputError
 from feddkd.spec.types import Value
 
-# nobody spells a method longer than this; a parser fed garbage should stop early
-LONGEST_TEXT = 10_000
+LONGEST_TEXT = 10_000  # no real text is longer; reject garbage before parsing it
 
 
 def read_calls(kind: str, text: str) -> list[tuple[str, dict[str, Value]]]:
-    """Name and arguments of each part. A bare name has none."""
+    """Return the name and the arguments of each part. A bare name has no arguments."""
     if len(text) > LONGEST_TEXT:
         raise InputError(
-            f"this {kind} is spelled with {len(text)} characters; at most {LONGEST_TEXT} are read"
+            f"the text of this {kind} has {len(text)} characters; the limit is {LONGEST_TEXT}"
         )
     try:
-        with warnings.catch_warnings(action="ignore"):  # of odd literals, such as '\d'
+        with warnings.catch_warnings(action="ignore"):  # about literals such as '\d'
             tree = ast.parse(" ".join(text.splitlines()).strip(), mode="eval").body
         return [_read_call(node) for node in _parts(tree)]
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
-        reason = (
-            str(error)
-            if isinstance(error, InputError)
-            else "it does not read as name(key=value, ...)"
-        )
+        explained = isinstance(error, InputError)
+        reason = str(error) if explained else "it is not of the form name(key=value, ...)"
         raise InputError(f"cannot read the {kind} {text[:200]!r}: {reason}") from None
 
 
@@ -47,15 +43,15 @@ def _read_call(node: ast.expr) -> tuple[str, dict[str, Value]]:
     arguments: dict[str, Value] = {}
     for keyword in node.keywords:
         if keyword.arg is None:
-            raise InputError("** has no meaning here")
+            raise InputError("** is not allowed: write each option as key=value")
         if keyword.arg in arguments:
-            raise InputError(f"{keyword.arg} is given twice")
+            raise InputError(f"the option {keyword.arg} is given twice")
         arguments[keyword.arg] = _read_value(keyword.arg, keyword.value)
     return node.func.id, arguments
 
 
 def _read_value(key: str, node: ast.expr) -> Value:
-    value = ast.literal_eval(node)  # a ValueError here is reported by read_calls
+    value = ast.literal_eval(node)  # read_calls reports its ValueError
     if value is not None and not isinstance(value, bool | int | float | str):
         raise InputError(f"{key} must be a number, a text, True, False or None")
     return value

@@ -1,8 +1,8 @@
-"""Values that can be written down: `name(key=value, ...)`, joined by `|`.
+"""Factories by name, and values that remember their text `name(key=value, ...) | name(...)`.
 
-Methods, partitions, data sources and models are all spelled this way. The same text is the Python
-expression, the line in an experiment's TOML and the row of a table; defaults left out or written
-out mean the same thing (`canonical`).
+Methods, partitions, data sources and models are all written this way. The same text is the Python
+expression, the line in an experiment's TOML and the row of a table. `canonical` is the text with
+all defaults written out, so it does not depend on which defaults the user left out.
 """
 
 import dataclasses
@@ -23,21 +23,22 @@ from feddkd.spec.types import LATER, Value, checked
 
 @dataclass(frozen=True)
 class Call:
-    """One `name(key=value, ...)`: as it was written, and with every default filled in."""
+    """One `name(key=value, ...)`, with the options given and with all options."""
 
     name: str
     given: tuple[tuple[str, Value], ...]
     complete: tuple[tuple[str, Value], ...]
-    unsaid: frozenset[str] = frozenset()  # options that came later and have their default
+    # options marked LATER that have their default: `canonical` leaves them out
+    unsaid: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
         return _write(self.name, self.given)
 
     @property
     def canonical(self) -> str:
-        return _write(
-            self.name, tuple(item for item in self.complete if item[0] not in self.unsaid)
-        )
+        """Return the text with all defaults written out."""
+        items = tuple(item for item in self.complete if item[0] not in self.unsaid)
+        return _write(self.name, items)
 
 
 def _write(name: str, arguments: tuple[tuple[str, Value], ...]) -> str:
@@ -46,10 +47,7 @@ def _write(name: str, arguments: tuple[tuple[str, Value], ...]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Spelled:
-    """A value that remembers how it was written.
-
-    Two are equal when they mean the same, however they were spelled.
-    """
+    """A value that remembers its text. Two values are equal if their canonical texts are."""
 
     calls: tuple[Call, ...] = field(default=(), kw_only=True)
 
@@ -58,10 +56,11 @@ class Spelled:
 
     @property
     def canonical(self) -> str:
+        """Return the text with all defaults written out."""
         return " | ".join(call.canonical for call in self.calls)
 
     def __eq__(self, other: object) -> bool:
-        # made by hand, without a spelling: equal to itself alone
+        # made by hand, without a text: equal only to itself
         if not isinstance(other, Spelled) or not self.calls:
             return self is other
         return type(self) is type(other) and self.canonical == other.canonical
@@ -81,11 +80,17 @@ class Option:
     annotation: Any
     default: Any = dataclasses.MISSING
 
+    @property
+    def parameter(self) -> inspect.Parameter:
+        """Return the option as a keyword-only parameter of a signature."""
+        missing = self.default is dataclasses.MISSING
+        default = inspect.Parameter.empty if missing else self.default
+        kind = inspect.Parameter.KEYWORD_ONLY
+        return inspect.Parameter(self.name, kind, default=default, annotation=self.annotation)
+
 
 class Registry(Generic[T]):
-    """Factories by name, the package's own and those of entry-point plug-ins; `parse` turns text
-    into what they make.
-    """
+    """Factories by name: those of the package and those of entry-point plug-ins."""
 
     def __init__(self, kind: str, group: str) -> None:
         self.kind, self.group = kind, group
@@ -93,43 +98,28 @@ class Registry(Generic[T]):
         self._plugins_loaded = False
 
     def register(self, factory: Callable[..., T]) -> Callable[..., T]:
-        """Make a factory callable by keywords alone, check what it is given and record the spelling
-        in what it makes.
+        """Add a factory, and return it with keyword-only options that are checked.
+
+        The values that it makes remember their text.
         """
-        name, takes = factory.__name__, _options(factory)
+        name, options = factory.__name__, _options(factory)
 
         @functools.wraps(factory)
         def spelled(**given: Any) -> T:
-            given = {
-                key: value.item() if isinstance(value, np.generic) else value
-                for key, value in given.items()
-            }
-            complete = self._complete(name, takes, given)
-            given = {
-                key: complete[key] if isinstance(value, list | tuple) else value
-                for key, value in given.items()
-            }
+            for key, value in given.items():
+                if isinstance(value, np.generic):
+                    given[key] = value.item()
+            complete = self._complete(name, options, given)
+            for key, value in given.items():
+                if isinstance(value, list | tuple):  # spelled as text
+                    given[key] = complete[key]
             value = factory(**_regroup(factory, complete))
-            call = Call(
-                name, tuple(given.items()), tuple(complete.items()), _unsaid(takes, complete)
-            )
+            unsaid = _unsaid(options, complete)
+            call = Call(name, tuple(given.items()), tuple(complete.items()), unsaid)
             return dataclasses.replace(value, calls=(call,))
 
-        spelled.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-            [
-                inspect.Parameter(
-                    option.name,
-                    inspect.Parameter.KEYWORD_ONLY,
-                    annotation=option.annotation,
-                    default=(
-                        inspect.Parameter.empty
-                        if option.default is dataclasses.MISSING
-                        else option.default
-                    ),
-                )
-                for option in takes
-            ]
-        )
+        signature = inspect.Signature([option.parameter for option in options])
+        spelled.__signature__ = signature  # type: ignore[attr-defined]
         self._factories[name] = spelled
         return spelled
 
@@ -145,10 +135,7 @@ class Registry(Generic[T]):
         return iter(sorted(self._factories))
 
     def options(self, name: str) -> dict[str, Any]:
-        """Keyword -> default of one factory, for help pages.
-
-        A keyword without a default maps to `...`.
-        """
+        """Return the defaults of a factory's options by name, `...` where there is none."""
         signature = inspect.signature(self[name])
         return {
             key: ... if p.default is p.empty else p.default
@@ -156,27 +143,28 @@ class Registry(Generic[T]):
         }
 
     def parse(self, text: str) -> tuple[T, ...]:
-        """The values of `a(...) | b(...) | ...`, in order. A bare name means all defaults."""
+        """Return the values of `a(...) | b(...) | ...`, in order. A bare name has all defaults."""
         return tuple(self[name](**arguments) for name, arguments in read_calls(self.kind, text))
 
     def one(self, text: str) -> T:
-        """The value of a single `name(...)`."""
+        """Return the value of a single `name(...)`."""
         values = self.parse(text)
         if len(values) != 1:
-            raise InputError(f"one {self.kind} is wanted here, not {len(values)}: {text!r}")
+            raise InputError(f"expected one {self.kind}, not {len(values)}: {text!r}")
         return values[0]
 
     def _complete(
-        self, name: str, takes: list[Option], given: Mapping[str, Any]
+        self, name: str, options: list[Option], given: Mapping[str, Any]
     ) -> dict[str, Value]:
-        known = {option.name: option for option in takes}
+        """Return the values of all options, checked."""
+        names = {option.name for option in options}
         for key in given:
-            if key not in known:
+            if key not in names:
                 raise InputError(
-                    f"{self.kind} {name!r} has no option {key!r}; it takes: {choices(known)}"
+                    f"{self.kind} {name!r} has no option {key!r}; it takes: {choices(names)}"
                 )
         complete = {}
-        for option in takes:
+        for option in options:
             value = given.get(option.name, option.default)
             if value is dataclasses.MISSING:
                 raise InputError(f"{self.kind} {name!r} needs a value for {option.name!r}")
@@ -186,51 +174,50 @@ class Registry(Generic[T]):
         return complete
 
     def _load_plugins(self) -> None:
+        """Register the factories of installed plug-ins, once."""
         if self._plugins_loaded:
             return
         self._plugins_loaded = True
         for point in entry_points(group=self.group):
             try:
                 factory = point.load()
-                # a plug-in may have registered itself on import
+                # the import may have registered it
                 if factory.__name__ not in self._factories:
                     self.register(factory)
             except Exception as error:
                 raise InputError(
-                    f"the plug-in {point.name!r} ({point.value}) of {self.group} cannot be used:"
-                    f" {error!r}"
+                    f"cannot load plug-in {point.name!r} ({point.value}) of {self.group}: {error!r}"
                 ) from error
 
 
 def _options(factory: Callable[..., Any]) -> list[Option]:
-    """A factory's keywords.
+    """Return the keywords of a factory.
 
-    A parameter whose type is a dataclass stands for the dataclass's fields.
+    A parameter whose type is a dataclass stands for the fields of the dataclass.
     """
     hints = typing.get_type_hints(factory, include_extras=True)
-    found = []
+    options = []
     for parameter in inspect.signature(factory).parameters.values():
         annotation = hints[parameter.name]
         if dataclasses.is_dataclass(annotation):
             inner = typing.get_type_hints(annotation, include_extras=True)
-            found += [
-                Option(f.name, inner[f.name], f.default) for f in dataclasses.fields(annotation)
-            ]
+            for member in dataclasses.fields(annotation):
+                options.append(Option(member.name, inner[member.name], member.default))
         else:
-            default = (
-                dataclasses.MISSING if parameter.default is parameter.empty else parameter.default
-            )
-            found.append(Option(parameter.name, annotation, default))
-    return found
+            missing = parameter.default is parameter.empty
+            default = dataclasses.MISSING if missing else parameter.default
+            options.append(Option(parameter.name, annotation, default))
+    return options
 
 
-def _unsaid(takes: list[Option], complete: Mapping[str, Value]) -> frozenset[str]:
-    later = (option for option in takes if LATER in getattr(option.annotation, "__metadata__", ()))
+def _unsaid(options: list[Option], complete: Mapping[str, Value]) -> frozenset[str]:
+    """Return the options marked LATER that have their default."""
+    later = [o for o in options if LATER in getattr(o.annotation, "__metadata__", ())]
     return frozenset(option.name for option in later if complete[option.name] == option.default)
 
 
 def _regroup(factory: Callable[..., Any], complete: Mapping[str, Any]) -> dict[str, Any]:
-    """The inverse of the expansion in `_options`: fields back into their dataclass."""
+    """Return the arguments of a factory: the inverse of `_options`, with fields in dataclasses."""
     hints = typing.get_type_hints(factory, include_extras=True)
     arguments: dict[str, Any] = {}
     for name in inspect.signature(factory).parameters:

@@ -1,4 +1,4 @@
-"""What changes with the round: rates, and how often a phase is repeated."""
+"""Values that change with the round: rates, and the number of repetitions of a phase."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,8 +9,9 @@ Schedule = Callable[[int, int], float]
 
 @dataclass(frozen=True)
 class Rate:
-    """initial * per_round^(t-1) * per_step^(j-1), at least `least`; nothing in the first `after`
-    rounds.
+    """A rate max(least, initial * per_round^(t-1) * per_step^(j-1)), 0 in the first `after` rounds.
+
+    t is the number of the round, j that of the repetition in the round.
     """
 
     initial: float
@@ -29,8 +30,9 @@ class Rate:
 
 @dataclass(frozen=True)
 class Repeat:
-    """How often a phase is repeated in a round: not at all in the first `warmup` rounds, then
-    `times`, up to round `last`.
+    """The number of repetitions of a phase in a round.
+
+    It is 0 in the first `warmup` rounds and after round `last`, and `times` in the others.
     """
 
     times: int = 1

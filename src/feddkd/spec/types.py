@@ -1,7 +1,4 @@
-"""What an option may be:
-
-its kind and limits, checked and converted in one place, with an error that names what is wrong.
-"""
+"""Types and limits of options, and one function that checks and converts a value."""
 
 import math
 import types
@@ -18,7 +15,7 @@ Value = bool | int | float | str | None
 
 @dataclass(frozen=True)
 class Bound:
-    """Limits of a number, checked when a value is spelled. Use inside `Annotated`."""
+    """Limits of a number, checked when an option is given. Use it inside `Annotated`."""
 
     least: float = -math.inf
     above: float = -math.inf
@@ -26,6 +23,7 @@ class Bound:
     below: float = math.inf
 
     def holds(self, value: float) -> bool:
+        """Return True if the value is within the limits."""
         return self.least <= value <= self.most and self.above < value < self.below
 
     def __str__(self) -> str:
@@ -37,9 +35,10 @@ class Bound:
 
 @dataclass(frozen=True)
 class Later:
-    """Marks an option that its factory did not always have: `canonical` leaves it out while it has
-    its default, so that what was spelled before it came is still the same. Use inside
-    `Annotated`.
+    """Mark of an option that was added to an existing factory. Use it inside `Annotated`.
+
+    `canonical` leaves the option out while it has its default, so that texts from before the option
+    was added keep their canonical text and their digest.
     """
 
 
@@ -64,7 +63,10 @@ Momentum = Annotated[float, Bound(least=0, below=1)]
 
 
 def checked(value: Any, annotation: Any, where: str) -> Any:
-    """The value, converted to what the annotation asks for; an error that names it otherwise."""
+    """Return the value converted to the annotated type.
+
+    Raise InputError with the name `where` if it does not fit.
+    """
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if isinstance(value, np.generic):
         value = value.item()
@@ -96,34 +98,33 @@ def checked(value: Any, annotation: Any, where: str) -> Any:
 
 
 def _checked_union(value: Any, members: tuple[Any, ...], where: str) -> Any:
-    """The first member of exactly the value's type wins, so that 1 stays a count where `int |
-    float` is asked for.
+    """Return the value checked against the members of a union.
+
+    The first member of exactly the value's type is used, so 1 stays an int for `int | float`.
     """
     if value is None and type(None) in members:
         return None
     concrete = [member for member in members if member is not type(None)]
-    if any(
-        typing.get_origin(member) is Literal and value in typing.get_args(member)
-        for member in concrete
-    ):
-        return value
-    fits = [m for m in concrete if type(value) is _plain(m)] or [
-        m for m in concrete if _plain(m) is float and type(value) is int
-    ]
+    for member in concrete:
+        if typing.get_origin(member) is Literal and value in typing.get_args(member):
+            return value
+    fits = [member for member in concrete if type(value) is _plain(member)]
+    if not fits and type(value) is int:
+        fits = [member for member in concrete if _plain(member) is float]
     if not fits and len(concrete) > 1:
-        raise InputError(
-            f"{where} must be {' or '.join(_describe(_plain(m)) for m in concrete)}, not {value!r}"
-        )
+        expected = " or ".join(_describe(_plain(member)) for member in concrete)
+        raise InputError(f"{where} must be {expected}, not {value!r}")
     return checked(value, (fits or concrete)[0], where)
 
 
 def _plain(annotation: Any) -> Any:
-    return (
-        typing.get_args(annotation)[0] if typing.get_origin(annotation) is Annotated else annotation
-    )
+    """Return the type inside `Annotated[type, ...]`."""
+    is_annotated = typing.get_origin(annotation) is Annotated
+    return typing.get_args(annotation)[0] if is_annotated else annotation
 
 
 def _describe(annotation: Any) -> str:
+    """Return a type in words."""
     if typing.get_origin(annotation) is Literal:
         return " or ".join(map(repr, typing.get_args(annotation)))
     words = {int: "a whole number", float: "a number", bool: "True or False", str: "a text"}
