@@ -231,6 +231,12 @@ MUTANTS = [
     Mutant("a method may train what nobody judges", "testing/laws.py",
            '"reports what it trains": reports_what_it_trains,', '"reports what it trains": mutates_nothing,',
            ("tests/test_testing.py",)),
+    Mutant("a parameter used from a list keeps its first numbers", "models/strays.py",
+           "self._refuse(leaf)", "pass", KINDS),
+    Mutant("gradients of a network are not compared", "models/proof.py",
+           "for name in sorted(actual):", "for name in ():", KINDS),
+    Mutant("threads share the draws of a call", "models/skeleton.py",
+           "class CallState(threading.local):", "class CallState:", KINDS),
 ]  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import json
 import math
 import random
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -814,3 +815,21 @@ method = "fedavg(epochs=4, lr=0.5, batch_size=16) | private(names='*')"
         json.loads((folder / "manifest.json").read_text())["canonical"]["client_validation"]
         == "own"
     )
+
+
+def test_several_threads_may_run_one_model() -> None:
+    """Dropout draws by the key of a call, which must not be that of another thread's call."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 64), nn.Dropout(0.5), nn.Linear(64, 3)).double()
+    model, x = functional(net), torch.randn(16, 4, dtype=torch.float64)
+    params, buffers = model.start()
+
+    def outputs(seed: int) -> list[Tensor]:
+        keys = [torch.tensor(1000 * seed + step) for step in range(60)]
+        return [model(params, buffers, x, mode="train", key=key).logits for key in keys]
+
+    alone = [outputs(seed) for seed in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(outputs, range(4)))
+    for one, other in zip(alone, together, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))

@@ -19,7 +19,7 @@ from torch.nn.modules.conv import _ConvNd
 from feddkd.errors import InputError
 from feddkd.models.network_output import Choice, find_logits
 from feddkd.models.seeded_build import seeded_generators
-from feddkd.models.skeleton import CallState, copied, find_head, skeletons, uncompiled
+from feddkd.models.skeleton import CallState, copied, find_head, uncompiled
 from feddkd.models.skeleton import Mode as Mode
 from feddkd.models.state_dicts import (
     named_tensors,
@@ -47,7 +47,6 @@ class Model:
     """A network as a function, and the tensors it came with."""
 
     net: nn.Module = field(repr=False)  # a copy of the given network, with its weights
-    nets: Mapping[Mode, nn.Module] = field(repr=False)  # its skeletons, without numbers
     call_state: CallState = field(repr=False)
     head: str | None
     tensors: Inventory = field(repr=False)
@@ -58,6 +57,11 @@ class Model:
     inside: torch.dtype | None = None
     # its result for an example depends on the others in the batch, as with batch norm
     couples: bool = False
+
+    @property
+    def nets(self) -> dict[Mode, nn.Module]:
+        """The skeletons of this thread by mode; they hold no numbers."""
+        return self.call_state.nets
 
     @property
     def param_names(self) -> frozenset[str]:
@@ -229,13 +233,12 @@ def functional(
         return net
     net = uncompiled(net)
     # of the original network: a copy no longer shares memory between its tensors
-    tensors, call_state, head = inventory(net), CallState(), find_head(net, head)
+    tensors, head = inventory(net), find_head(net, head)
     copy_of_net = copied(net)
     constants = named_tensors(copy_of_net, tensors.constants)
     return Model(
         net=copy_of_net,
-        nets=skeletons(copy_of_net, head, call_state),
-        call_state=call_state,
+        call_state=CallState(copy_of_net, head),
         head=head,
         tensors=tensors,
         constants={name: tensor.detach() for name, tensor in constants.items()},

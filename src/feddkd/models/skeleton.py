@@ -21,13 +21,17 @@ Mode = Literal["train", "eval", "batch"]
 
 
 class CallState(threading.local):
-    """The random draws and the features of one call.
+    """What a call uses: skeletons for each mode, and the random draws and features of the call.
 
-    Each thread has its own, so that several threads may call one model at the same time.
+    Each thread has its own, since a call puts its tensors into a skeleton. So several threads may
+    call one model at the same time.
     """
 
-    features: Tensor | None = None
-    draws: KeyedDraws | None = None
+    def __init__(self, net: nn.Module, head: str | None) -> None:
+        """Make the skeletons of the current thread; Python calls this once in each thread."""
+        self.features: Tensor | None = None
+        self.draws: KeyedDraws | None = None
+        self.nets = skeletons(net, head, self)
 
     @contextmanager
     def open(self, key: Tensor | None) -> Iterator[None]:
