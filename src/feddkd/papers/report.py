@@ -1,6 +1,5 @@
-"""docs/reproduction.md:
-
-all tables of a paper with verdicts, its figures, what it leaves open and what does not match.
+"""Writes docs/reproduction.md: all tables of a paper with verdicts, its figures, its open questions
+and the results that do not match.
 """
 
 import tomllib
@@ -19,11 +18,12 @@ from feddkd.reports.formats import piped
 
 HEAD = """# The paper, reproduced
 
-Written by `feddkd paper report` (`make reproduction`) from the records in `papers/feddkd/results`, as they came out; a test
-holds it to them. *Within* means: no further from the printed mean than the printed standard deviation. What rests on fewer
-runs or rounds than the paper's is *partial*. *p* is how likely ours and the printed mean would lie so far apart by chance if
-both were of one experiment (Welch's t-test; the printed side by its mean, deviation and number of runs).
-[papers/feddkd](../papers/feddkd/README.md) tells which command made which record."""
+Written by `feddkd paper report` (`make reproduction`) from the records in `papers/feddkd/results`;
+a test compares the page with them. *Within* means: the difference from the printed mean is at most
+the printed standard deviation. A cell with fewer runs or rounds than the paper's is *partial*. *p*
+is the probability of a difference this large by chance if both were from one experiment (Welch's
+t-test; the printed side by its mean, deviation and number of runs).
+[papers/feddkd](../papers/feddkd/README.md) lists the command that made each record."""
 GLANCE = (
     "table",
     "runs",
@@ -42,14 +42,13 @@ NOT_KEPT = "(*) Measured while the settings were chosen, by runs that are not am
 
 
 def page(paper: Paper, runs: Runs, pictures: str) -> str:
-    """The whole page; `pictures` is where its pictures lie, as seen from it."""
+    """Return the whole page; `pictures` is the folder of its pictures, relative to the page."""
     found = [compare(paper, name, runs, begun=True) for name in paper.tables]
-    tables = [part for one in found for part in _table(one)]
-    drawn = [
-        part
-        for figure in figures(paper).values()
-        for part in _figure(paper, figure, runs, pictures)
-    ]
+    tables, drawn = list[str](), list[str]()
+    for comparison in found:
+        tables += _table(comparison)
+    for figure in figures(paper).values():
+        drawn += _figure(paper, figure, runs, pictures)
     parts = [
         HEAD,
         "## At a glance",
@@ -63,8 +62,8 @@ def page(paper: Paper, runs: Runs, pictures: str) -> str:
 
 
 def _glance(found: Sequence[Comparison], done: Sequence[Progress]) -> str:
-    # the last is of all together
-    return piped(GLANCE, [_counted(one, its) for one, its in zip(found, done[:-1], strict=True)])
+    by_table = done[:-1]  # the last is the total
+    return piped(GLANCE, [_counted(*pair) for pair in zip(found, by_table, strict=True)])
 
 
 def _counted(found: Comparison, done: Progress) -> list[str]:
@@ -96,7 +95,7 @@ def _counted(found: Comparison, done: Progress) -> list[str]:
 
 
 def _table(found: Comparison) -> list[str]:
-    """Those cells of which there is something, and how many others there are."""
+    """Return the cells that have runs, and the number of the others."""
     if not found.shown:
         return [f"## {found.table.title}", f"`{found.table.name}`: nothing has been run yet."]
     title, _, rest = markdown(found).rstrip().partition("\n")
@@ -110,11 +109,12 @@ def _table(found: Comparison) -> list[str]:
 
 
 def shown(paper: Paper, figure: Figure, runs: Runs) -> dict[str, list[Curve]]:
-    """A figure's pictures by title, those without any curve, too."""
+    """Return a figure's pictures by title, also those without any curve."""
     return {title: curves(paper, figure, panel, runs) for title, panel in figure.panels.items()}
 
 
 def drawable(panels: Mapping[str, Sequence[Curve]]) -> bool:
+    """Return True if there is a curve to draw."""
     return any(curve.seeds for panel in panels.values() for curve in panel)
 
 
@@ -127,19 +127,19 @@ def _figure(paper: Paper, figure: Figure, runs: Runs, pictures: str) -> list[str
         for curve in panel:
             gaps.setdefault(curve.missing, []).append(f"{curve.method} ({title})")
     gaps.pop("", None)
-    told = [f"{missing}: {', '.join(who)}" for missing, who in gaps.items()]
+    lines = [f"{missing}: {', '.join(names)}" for missing, names in gaps.items()]
     picture = f"![{figure.title}]({pictures}/{figure.name}.png)"
-    return [f"### {figure.title}", picture, f"Partial; {'; '.join(told)}." if told else "Whole."]
+    return [f"### {figure.title}", picture, f"Partial; {'; '.join(lines)}." if lines else "Whole."]
 
 
 def _findings(paper: Paper) -> list[str]:
-    """From findings.toml, where a paper has one."""
+    """Return the parts of findings.toml, if the paper has one."""
     file = paper.folder / "findings.toml"
     if not file.exists():
         return []
     try:
-        said = tomllib.loads(file.read_text(encoding="utf-8"))
-        return [*_open(said["open"]), *_mismatches(said["mismatch"])]
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+        return [*_open(content["open"]), *_mismatches(content["mismatch"])]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{file} cannot be read: {error!r}") from None
 

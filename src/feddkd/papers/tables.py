@@ -1,4 +1,4 @@
-"""A table beside the printed one, as text, Markdown, LaTeX or JSON."""
+"""Writes a table and the printed one as text, Markdown, LaTeX or JSON."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -49,11 +49,11 @@ TESTS = (
 
 @dataclass(frozen=True)
 class Comparison:
-    """A table, compared: its cells, the order of the methods, and how sure the differences are."""
+    """A table compared with print: its cells, the order of the methods, and statistical tests."""
 
     table: Definition
     cells: list[Cell]
-    begun: bool = False  # show only cells of which there is something
+    begun: bool = False  # show only cells that have runs
 
     @property
     def shown(self) -> list[Cell]:
@@ -71,8 +71,9 @@ class Comparison:
 
     @cached_property
     def tests(self) -> list[tuple[Cell, Paired]]:
-        """The lead against each other method of a column that it is in; first parts of long runs
-        are no methods of their own.
+        """The lead method against each other method of its columns.
+
+        Methods that are only the first rounds of longer runs are left out.
         """
         leads = {
             self._column(cell): cell
@@ -89,16 +90,17 @@ class Comparison:
         return [(cell, test) for cell, test in made if test is not None]
 
     def behind(self, cell: Cell) -> list[str]:
-        """Methods that the lead was printed ahead of and, in its own cell, is not."""
-        own = [
-            order for order in self.orders if (order.setting, order.quantity) == self._column(cell)
-        ]
-        return [
-            second
-            for order in own
-            for first, second in order.swapped
-            if first == cell.place.method == self.table.lead
-        ]
+        """Return the methods that the lead is better than in print, but not in our runs.
+
+        The list is empty for the cells of other methods.
+        """
+        behind = []
+        for order in self.orders:
+            if (order.setting, order.quantity) == self._column(cell):
+                for first, second in order.swapped:
+                    if first == cell.place.method == self.table.lead:
+                        behind.append(second)
+        return behind
 
     @property
     def _tested(self) -> list[Cell]:
@@ -110,20 +112,23 @@ class Comparison:
 
 
 def compare(paper: Paper, name: str, runs: Runs, *, begun: bool = False) -> Comparison:
+    """Return the comparison of a table with print."""
     table = paper.table(name)
     return Comparison(table, cells(paper, table, runs), begun)
 
 
 def text(found: Comparison) -> str:
+    """Return a comparison as aligned text."""
     return _written(found, aligned, "{}".format)
 
 
 def markdown(found: Comparison) -> str:
+    """Return a comparison as Markdown."""
     return _written(found, piped, "## {}".format)
 
 
 def latex(found: Comparison) -> str:
-    """Tabulars with comments between them; nothing but LaTeX itself is needed."""
+    """Return a comparison as LaTeX tabulars with comments; it needs no packages."""
     return _written(found, tabular, "% {}".format, "% {}".format)
 
 
@@ -135,6 +140,7 @@ FORMATS: Mapping[str, Callable[[Comparison], str]] = {
 
 
 def as_json(found: Comparison) -> dict[str, Any]:
+    """Return a comparison as JSON."""
     return {
         "name": found.table.name,
         "title": found.table.title,
@@ -189,8 +195,8 @@ def _written(
     parts += [plain(note) for note in _notes(found)]
     if found.orders:
         parts += [
-            heading("MethodOrder of the methods"),
-            *(plain(_said(order)) for order in found.orders),
+            heading("Order of the methods"),
+            *(plain(_order_line(order)) for order in found.orders),
         ]
     if found.spreads:
         parts += [
@@ -221,7 +227,8 @@ def _verdict(cell: Cell, behind: Sequence[str]) -> str:
     so_far = f", so far {cell.tendency}" if cell.verdict == PARTIAL else ""
     missed = f"; target missed in {_runs(cell.missed)}" if cell.missed else ""
     broke_off = f"; {_runs(cell.broke_off)} broke off" if cell.broke_off else ""
-    return f"{cell.verdict}{so_far}{missed}{broke_off}{'; not ahead of ' + ', '.join(behind) if behind else ''}"
+    not_ahead = f"; not ahead of {', '.join(behind)}" if behind else ""
+    return f"{cell.verdict}{so_far}{missed}{broke_off}{not_ahead}"
 
 
 def _runs(count: int) -> str:
@@ -229,28 +236,26 @@ def _runs(count: int) -> str:
 
 
 def _notes(found: Comparison) -> list[str]:
-    """The table's own, and the slips of the print, each once."""
-    slips: dict[tuple[str, str, str], list[str]] = {}
+    """Return the table's note, and the notes on printed cells, each once."""
+    quantities: dict[tuple[str, str, str], list[str]] = {}
     for cell in found.shown:
         if cell.printed is not None and cell.printed.note:
-            slips.setdefault((cell.place.method, cell.place.setting, cell.printed.note), []).append(
-                cell.place.quantity
-            )
-    told = [
+            place = cell.place
+            key = place.method, place.setting, cell.printed.note
+            quantities.setdefault(key, []).append(place.quantity)
+    lines = [
         f"* {method}, {setting}, {', '.join(names)}: {note}"
-        for (method, setting, note), names in slips.items()
+        for (method, setting, note), names in quantities.items()
     ]
-    return [*([found.table.note] if found.table.note else []), *told]
+    return [found.table.note, *lines] if found.table.note else lines
 
 
-def _said(order: MethodOrder) -> str:
+def _order_line(order: MethodOrder) -> str:
     start = f"{order.setting}, {order.quantity}: "
     of_what = "" if order.complete else " of what there is so far"
     if order.holds:
-        return (
-            f"{start}the printed order{of_what} holds ({order.pairs}"
-            f" {'pair' if order.pairs == 1 else 'pairs'})"
-        )
+        count = f"{order.pairs} {'pair' if order.pairs == 1 else 'pairs'}"
+        return f"{start}the printed order{of_what} holds ({count})"
     pairs = ", ".join(f"{first} before {second}" for first, second in order.swapped)
     return (
         f"{start}the printed order{of_what} does not hold ({len(order.swapped)} of {order.pairs}"
