@@ -459,8 +459,8 @@ def test_who_fell_out_of_a_round_takes_part_when_the_next_is_played_twice(
 
 
 def test_a_client_that_sends_bad_numbers_is_left_out_as_on_serial(tmp_path: Path) -> None:
-    """There the round is undone and played again without it; here its upload is refused at the
-    door.
+    """There the round is undone and played again without it; here its upload is refused
+    when it arrives.
     """
     method, absent = f"scaffold({LOCAL}) | {DKD}", tmp_path / "absent.csv"
     absent.write_text("round,client,phase,step,event\n1,1,distil,2,drop\n")

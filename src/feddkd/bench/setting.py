@@ -49,7 +49,7 @@ class BenchSetting:
         if self.precision == "bf16" and "precision" not in given:
             raise InputError(f"engine {self.engine!r} does not support precision 'bf16'")
         if self.strategy is not None and "strategy" not in given:
-            raise InputError(f"engine {self.engine!r} has no option 'strategy'")
+            raise InputError(f"engine {self.engine!r} has no strategies to choose from")
         return given
 
     @property

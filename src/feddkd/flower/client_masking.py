@@ -80,7 +80,7 @@ def begin(
     because a server that resumes from its checkpoint plays a round again.
     """
     past = _read(memory, client).revealed if _tag(client) in memory else {}
-    own = Secrets(
+    secrets = Secrets(
         client,
         session,
         f"{digest}-{round}",
@@ -89,7 +89,7 @@ def begin(
         {name: shares.new_seed().hex() for name in names},
         revealed={name: sets for name, sets in past.items() if name.startswith(f"{digest}-")},
     )
-    return own.public(), _write(memory, own)
+    return secrets.public(), _write(memory, secrets)
 
 
 def deal(
@@ -100,77 +100,79 @@ def deal(
     memory: NodeMemory,
 ) -> tuple[SealedShares, NodeMemory]:
     """Split the client's secrets into shares and encrypt one for each of the other members."""
-    own = _open(memory, client, session)
+    secrets = _open(memory, client, session)
     members = sorted(public)
-    if own.peers:
+    if secrets.peers:
         raise WireError("the client has already sent its shares of this round")
     if not LEAST <= threshold <= len(members) or 2 * threshold <= len(members):
         raise WireError(
             f"the threshold is {threshold} among {len(members)} clients; it must be at least"
             f" {LEAST} and more than half of them"
         )
-    _check_public(own, public)
-    own.threshold = threshold
-    own.peers = {str(member): keys.as_json() for member, keys in public.items()}
+    _check_public(secrets, public)
+    secrets.threshold = threshold
+    secrets.peers = {str(member): keys.as_json() for member, keys in public.items()}
     sealed = {}
-    for member, parts in zip(members, _split(own, len(members)), strict=True):
+    for member, parts in zip(members, _split(secrets, len(members)), strict=True):
         if member == client:
-            own.held[str(client)] = _as_text(parts)
+            secrets.held[str(client)] = _as_text(parts)
         else:
             seeds, keys = (list(parts[kind].values()) for kind in KINDS)
             sealed[member] = shares.seal(
-                own.channel_to(member), client, member, seeds, keys
+                secrets.channel_to(member), client, member, seeds, keys
             ).decode()
-    return SealedShares(sealed), _write(memory, own)
+    return SealedShares(sealed), _write(memory, secrets)
 
 
-def _split(own: Secrets, members: int) -> list[dict[str, dict[str, bytes]]]:
+def _split(secrets: Secrets, members: int) -> list[dict[str, dict[str, bytes]]]:
     """Return each member's shares of all secrets: kind -> exchange -> share."""
     parts: list[dict[str, dict[str, bytes]]] = [
         {kind: {} for kind in KINDS} for _ in range(members)
     ]
-    for kind, secrets in zip(KINDS, (own.seeds, own.keys), strict=True):
-        for name, secret in secrets.items():
-            split = shares.split(bytes.fromhex(secret), own.threshold, members)
+    for kind, by_exchange in zip(KINDS, (secrets.seeds, secrets.keys), strict=True):
+        for name, secret in by_exchange.items():
+            split = shares.split(bytes.fromhex(secret), secrets.threshold, members)
             for part, share in zip(parts, split, strict=True):
                 part[kind][name] = share
     return parts
 
 
-def _check_public(own: Secrets, public: Mapping[int, PublicKeys]) -> None:
-    if public.get(own.client) != own.public():
+def _check_public(secrets: Secrets, public: Mapping[int, PublicKeys]) -> None:
+    if public.get(secrets.client) != secrets.public():
         raise WireError("the client's public keys are not those that it has sent")
     for keys in public.values():
-        if set(keys.keys) != set(own.keys):
+        if set(keys.keys) != set(secrets.keys):
             raise WireError(
                 f"a peer has keys for other exchanges: {sorted(keys.keys)} instead of"
-                f" {sorted(own.keys)}"
+                f" {sorted(secrets.keys)}"
             )
         for point in (keys.channel, *keys.keys.values()):
             shares.check_public(bytes.fromhex(point))
 
 
-def accept(own: Secrets, sealed: Mapping[int, str]) -> None:
+def accept(secrets: Secrets, sealed: Mapping[int, str]) -> None:
     """Take the other clients' shares.
 
     The clients whose shares arrive are the members until the round ends: masks are for all of them.
     """
-    if own.complete or not own.peers:
+    if secrets.complete or not secrets.peers:
         raise WireError("shares arrive once a round, after the client has sent its own shares")
-    names = list(own.seeds)
+    names = list(secrets.seeds)
     for sender, text in sealed.items():
-        parts = shares.unseal(own.channel_to(sender), sender, own.client, text.encode(), len(names))
+        parts = shares.unseal(
+            secrets.channel_to(sender), sender, secrets.client, text.encode(), len(names)
+        )
         theirs = {
             kind: dict(zip(names, part, strict=True))
             for kind, part in zip(KINDS, parts, strict=True)
         }
-        own.held[str(sender)] = _as_text(theirs)
-    if len(own.held) < own.threshold:
+        secrets.held[str(sender)] = _as_text(theirs)
+    if len(secrets.held) < secrets.threshold:
         raise WireError(
-            f"there are shares of {len(own.held)} clients, fewer than the threshold of"
-            f" {own.threshold}"
+            f"there are shares of {len(secrets.held)} clients, fewer than the threshold of"
+            f" {secrets.threshold}"
         )
-    own.complete = True
+    secrets.complete = True
 
 
 def masked(
@@ -188,41 +190,41 @@ def masked(
     """
     client = request.client
     _, round, index, step = request.key
-    own, name = _open(memory, client, order.session), name_of(int(index), int(step))
-    if own.round != f"{digest}-{round}" or name not in own.seeds or name in own.masked:
+    secrets, name = _open(memory, client, order.session), name_of(int(index), int(step))
+    if secrets.round != f"{digest}-{round}" or name not in secrets.seeds or name in secrets.masked:
         raise WireError(f"the client has no unused mask for exchange {name} of round {round}")
     if order.sealed is not None:
-        accept(own, order.sealed)
-    if not own.complete:
+        accept(secrets, order.sealed)
+    if not secrets.complete:
         raise WireError("the other clients' shares have not arrived")
-    words = encode(upload, weights(collect, examples), len(own.held))
-    key = bytes.fromhex(own.keys[name])
+    words = encode(upload, weights(collect, examples), len(secrets.held))
+    key = bytes.fromhex(secrets.keys[name])
     pairs = {
-        int(peer): shares.agree(key, bytes.fromhex(own.peers[peer]["keys"][name]))
-        for peer in own.held
+        int(peer): shares.agree(key, bytes.fromhex(secrets.peers[peer]["keys"][name]))
+        for peer in secrets.held
         if int(peer) != client
     }
-    own_mask = shares.derive(bytes.fromhex(own.seeds[name]), "mask")
+    own_mask = shares.derive(bytes.fromhex(secrets.seeds[name]), "mask")
     words = words + mask(client, own_mask, pairs, len(words))
-    own.masked.append(name)
-    return pack(to_groups(words)), _write(memory, own)
+    secrets.masked.append(name)
+    return pack(to_groups(words)), _write(memory, secrets)
 
 
 def reveal(
     client: int, session: str, name: str, survivors: Sequence[int], memory: NodeMemory
 ) -> tuple[RevealedShares, NodeMemory]:
     """Reveal one share for each member: of its seed if it survived, otherwise of its key."""
-    own, wanted = _open(memory, client, session), sorted(set(survivors))
-    if name not in own.masked or client not in wanted:
+    secrets, wanted = _open(memory, client, session), sorted(set(survivors))
+    if name not in secrets.masked or client not in wanted:
         raise WireError("the client has no upload in the sum that it is asked about")
-    if not {str(survivor) for survivor in wanted} <= set(own.held):
-        members = sorted(map(int, own.held))
+    if not {str(survivor) for survivor in wanted} <= set(secrets.held):
+        members = sorted(map(int, secrets.held))
         raise WireError(f"the survivors {wanted} are not all among the members {members}")
-    if len(wanted) < own.threshold:
+    if len(wanted) < secrets.threshold:
         raise WireError(
-            f"there are {len(wanted)} survivors, fewer than the threshold of {own.threshold}"
+            f"there are {len(wanted)} survivors, fewer than the threshold of {secrets.threshold}"
         )
-    before = own.revealed.setdefault(own.round, {}).setdefault(name, wanted)
+    before = secrets.revealed.setdefault(secrets.round, {}).setdefault(name, wanted)
     if before != wanted:
         raise WireError(
             f"the client has already revealed its shares of exchange {name} for the survivors"
@@ -230,9 +232,9 @@ def reveal(
         )
     revealed = {
         int(member): held["seeds" if int(member) in wanted else "keys"][name]
-        for member, held in own.held.items()
+        for member, held in secrets.held.items()
     }
-    return RevealedShares(revealed), _write(memory, own)
+    return RevealedShares(revealed), _write(memory, secrets)
 
 
 # --- storage
@@ -247,14 +249,14 @@ def _read(memory: NodeMemory, client: int) -> Secrets:
 
 
 def _open(memory: NodeMemory, client: int, session: str) -> Secrets:
-    own = _read(memory, client) if _tag(client) in memory else None
-    if own is None or own.session != session:
+    secrets = _read(memory, client) if _tag(client) in memory else None
+    if secrets is None or secrets.session != session:
         raise WireError("the client has no secrets of this round (was its node restarted?)")
-    return own
+    return secrets
 
 
-def _write(memory: NodeMemory, own: Secrets) -> NodeMemory:
-    return {**memory, _tag(own.client): json.dumps(asdict(own)).encode()}
+def _write(memory: NodeMemory, secrets: Secrets) -> NodeMemory:
+    return {**memory, _tag(secrets.client): json.dumps(asdict(secrets)).encode()}
 
 
 def _as_text(parts: Mapping[str, Mapping[str, bytes]]) -> dict[str, dict[str, Hex]]:

@@ -229,7 +229,7 @@ class MethodOrder:
         return not self.swapped
 
 
-def orders(table: Definition, found: Sequence[Cell]) -> list[MethodOrder]:
+def orders(table: Definition, compared: Sequence[Cell]) -> list[MethodOrder]:
     """Return the orders of all columns that have two cells to compare.
 
     Quantities that are neither better high nor better low have no order.
@@ -239,7 +239,7 @@ def orders(table: Definition, found: Sequence[Cell]) -> list[MethodOrder]:
         for setting in table.settings:
             column = (setting, quantity)
             order = _order(
-                [cell for cell in found if (cell.place.setting, cell.place.quantity) == column]
+                [cell for cell in compared if (cell.place.setting, cell.place.quantity) == column]
             )
             if order is not None:
                 made.append(order)

@@ -80,10 +80,10 @@ class Line:
 
     def fits(self, experiment: Experiment) -> bool:
         """Return True if an experiment's method has these calls with these options."""
-        found = experiment.parsed_method.calls
-        return len(self.calls) == len(found) and all(
-            one.name == other.name and set(one.given) <= set(other.complete)
-            for one, other in zip(self.calls, found, strict=True)
+        calls = experiment.parsed_method.calls
+        return len(self.calls) == len(calls) and all(
+            wanted.name == call.name and set(wanted.given) <= set(call.complete)
+            for wanted, call in zip(self.calls, calls, strict=True)
         )
 
 

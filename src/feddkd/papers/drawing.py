@@ -51,8 +51,8 @@ def draw_figure(paper: Paper, figure: Figure, runs: Runs, path: Path) -> None:
     with grid(path, rows, columns, (4 * columns, 3.2 * rows), digest(panels)) as axes:
         for axis in axes.flat[len(panels) :]:
             axis.remove()
-        for axis, (title, found) in zip(axes.flat, panels.items(), strict=False):
-            _panel(axis, figure, title, found)
+        for axis, (title, curves) in zip(axes.flat, panels.items(), strict=False):
+            _panel(axis, figure, title, curves)
 
 
 def digest(panels: Mapping[str, Sequence[Curve]]) -> str:
@@ -86,8 +86,8 @@ def drawn_digest(path: Path) -> str | None:
         return picture.info.get("Description")
 
 
-def _panel(axis: Any, figure: Figure, title: str, found: Sequence[Curve]) -> None:
-    for curve in found:
+def _panel(axis: Any, figure: Figure, title: str, curves: Sequence[Curve]) -> None:
+    for curve in curves:
         length = min(map(len, curve.seeds), default=0)  # rounds that all seeds have reached
         y = np.array([[point[1] for point in seed[:length]] for seed in curve.seeds])
         label = f"{curve.method}: {curve.missing}" if curve.missing else curve.method

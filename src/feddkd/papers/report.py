@@ -43,16 +43,16 @@ NOT_KEPT = "(*) Measured while the settings were chosen, by runs that are not am
 
 def page(paper: Paper, runs: Runs, pictures: str) -> str:
     """Return the whole page; `pictures` is the folder of its pictures, relative to the page."""
-    found = [compare(paper, name, runs, begun=True) for name in paper.tables]
+    comparisons = [compare(paper, name, runs, begun=True) for name in paper.tables]
     tables, drawn = list[str](), list[str]()
-    for comparison in found:
+    for comparison in comparisons:
         tables += _table(comparison)
     for figure in figures(paper).values():
         drawn += _figure(paper, figure, runs, pictures)
     parts = [
         HEAD,
         "## At a glance",
-        _glance(found, progress(paper, runs)),
+        _glance(comparisons, progress(paper, runs)),
         *tables,
         "## Figures",
         *drawn,
@@ -61,18 +61,18 @@ def page(paper: Paper, runs: Runs, pictures: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _glance(found: Sequence[Comparison], done: Sequence[Progress]) -> str:
+def _glance(comparisons: Sequence[Comparison], done: Sequence[Progress]) -> str:
     by_table = done[:-1]  # the last is the total
-    return piped(GLANCE, [_counted(*pair) for pair in zip(found, by_table, strict=True)])
+    return piped(GLANCE, [_counted(*pair) for pair in zip(comparisons, by_table, strict=True)])
 
 
-def _counted(found: Comparison, done: Progress) -> list[str]:
-    printed = [cell for cell in found.cells if cell.printed is not None]
+def _counted(comparison: Comparison, done: Progress) -> list[str]:
+    printed = [cell for cell in comparison.cells if cell.printed is not None]
     verdicts = Counter(cell.verdict.removesuffix(" the printed spread") for cell in printed)
     verdicts["above or below"] = verdicts["above"] + verdicts["below"]
-    whole = [order for order in found.orders if order.complete]
+    whole = [order for order in comparison.orders if order.complete]
     pairs, swapped = sum(order.pairs for order in whole), sum(len(order.swapped) for order in whole)
-    held = (
+    order_text = (
         f"holds in {sum(order.holds for order in whole)} of {len(whole)} whole columns,"
         f" {pairs - swapped} of {pairs} pairs"
     )
@@ -83,27 +83,30 @@ def _counted(found: Comparison, done: Progress) -> list[str]:
         *(verdicts[name] for name in ("within", "better", "worse", "above or below")),
     ]
     return [
-        f"`{found.table.name}`",
+        f"`{comparison.table.name}`",
         f"{done.runs_done}/{done.runs_wanted}",
         f"{done.rounds_done}/{done.rounds_wanted}",
         *map(str, numbers),
         unlikely,
         str(verdicts[PARTIAL]),
         str(verdicts[NOTHING]),
-        held if whole else "-",
+        order_text if whole else "-",
     ]
 
 
-def _table(found: Comparison) -> list[str]:
+def _table(comparison: Comparison) -> list[str]:
     """Return the cells that have runs, and the number of the others."""
-    if not found.shown:
-        return [f"## {found.table.title}", f"`{found.table.name}`: nothing has been run yet."]
-    title, _, rest = markdown(found).rstrip().partition("\n")
-    others = len(found.cells) - len(found.shown)
+    if not comparison.shown:
+        return [
+            f"## {comparison.table.title}",
+            f"`{comparison.table.name}`: nothing has been run yet.",
+        ]
+    title, _, rest = markdown(comparison).rstrip().partition("\n")
+    others = len(comparison.cells) - len(comparison.shown)
     of_all = f"; of {others} more cells there is nothing yet" if others else ""
     return [
         title,
-        f"`feddkd paper table {found.table.name}`{of_all}.",
+        f"`feddkd paper table {comparison.table.name}`{of_all}.",
         rest.strip().replace("\n## ", "\n### "),
     ]
 
@@ -145,24 +148,25 @@ def _findings(paper: Paper) -> list[str]:
 
 
 def _open(questions: Sequence[Mapping[str, Any]]) -> list[str]:
-    measured = [one for one in questions if "showed" in one]
-    rest = "; ".join(one["question"] for one in questions if "showed" not in one)
+    measured = [entry for entry in questions if "showed" in entry]
+    rest = "; ".join(entry["question"] for entry in questions if "showed" not in entry)
     lines = [
-        [one["question"], one["showed"] + ("" if one.get("kept", True) else " (*)")]
-        for one in measured
+        [entry["question"], entry["showed"] + ("" if entry.get("kept", True) else " (*)")]
+        for entry in measured
     ]
     return [
         "## What the paper leaves open, and what calibration showed",
         "[Decisions](decisions.md) has what was decided, and why.",
         piped(("question", "what calibration showed"), lines),
-        *([NOT_KEPT] if not all(one.get("kept", True) for one in measured) else []),
+        *([NOT_KEPT] if not all(entry.get("kept", True) for entry in measured) else []),
         f"Decided by argument alone, nothing measured: {rest}.",
     ]
 
 
-def _mismatches(found: Sequence[Mapping[str, Any]]) -> list[str]:
+def _mismatches(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = [
-        [", ".join(f"`{name}`" for name in one["tables"]), one["what"], one["why"]] for one in found
+        [", ".join(f"`{name}`" for name in entry["tables"]), entry["what"], entry["why"]]
+        for entry in entries
     ]
     return [
         "## What does not match, and the best explanation",

@@ -63,7 +63,7 @@ class RecordedRun:
         return json.dumps(content) + "\n"
 
 
-# by the experiment's digest as it is computed today, not by the name of the folder
+# keys: the experiments' digests, computed by this version, not read from folder names
 Runs = dict[str, RecordedRun]
 
 

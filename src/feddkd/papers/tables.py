@@ -117,19 +117,19 @@ def compare(paper: Paper, name: str, runs: Runs, *, begun: bool = False) -> Comp
     return Comparison(table, cells(paper, table, runs), begun)
 
 
-def text(found: Comparison) -> str:
+def text(comparison: Comparison) -> str:
     """Return a comparison as aligned text."""
-    return _written(found, aligned, "{}".format)
+    return _written(comparison, aligned, "{}".format)
 
 
-def markdown(found: Comparison) -> str:
+def markdown(comparison: Comparison) -> str:
     """Return a comparison as Markdown."""
-    return _written(found, piped, "## {}".format)
+    return _written(comparison, piped, "## {}".format)
 
 
-def latex(found: Comparison) -> str:
+def latex(comparison: Comparison) -> str:
     """Return a comparison as LaTeX tabulars with comments; it needs no packages."""
-    return _written(found, tabular, "% {}".format, "% {}".format)
+    return _written(comparison, tabular, "% {}".format, "% {}".format)
 
 
 FORMATS: Mapping[str, Callable[[Comparison], str]] = {
@@ -139,17 +139,20 @@ FORMATS: Mapping[str, Callable[[Comparison], str]] = {
 }
 
 
-def as_json(found: Comparison) -> dict[str, Any]:
+def as_json(comparison: Comparison) -> dict[str, Any]:
     """Return a comparison as JSON."""
     return {
-        "name": found.table.name,
-        "title": found.table.title,
-        "note": found.table.note,
-        "cells": [{**_cell_json(cell), "not_ahead_of": found.behind(cell)} for cell in found.cells],
-        "orders": [{**asdict(order), "holds": order.holds} for order in found.orders],
-        "lead": found.table.lead,
-        "spreads": [{**_where(cell), **asdict(one)} for cell, one in found.spreads],
-        "tests": [{**_where(cell), **asdict(test)} for cell, test in found.tests],
+        "name": comparison.table.name,
+        "title": comparison.table.title,
+        "note": comparison.table.note,
+        "cells": [
+            {**_cell_json(cell), "not_ahead_of": comparison.behind(cell)}
+            for cell in comparison.cells
+        ],
+        "orders": [{**asdict(order), "holds": order.holds} for order in comparison.orders],
+        "lead": comparison.table.lead,
+        "spreads": [{**_where(cell), **asdict(numbers)} for cell, numbers in comparison.spreads],
+        "tests": [{**_where(cell), **asdict(test)} for cell, test in comparison.tests],
     }
 
 
@@ -181,31 +184,32 @@ def _where(cell: Cell) -> dict[str, str]:
 
 
 def _written(
-    found: Comparison,
+    comparison: Comparison,
     grid: Grid,
     heading: Callable[[str], str],
     plain: Callable[[str], str] = "{}".format,
 ) -> str:
     parts = [
-        heading(found.table.title),
+        heading(comparison.table.title),
         grid(
-            HEADINGS, [[*_line(cell), _verdict(cell, found.behind(cell))] for cell in found.shown]
+            HEADINGS,
+            [[*_line(cell), _verdict(cell, comparison.behind(cell))] for cell in comparison.shown],
         ),
     ]
-    parts += [plain(note) for note in _notes(found)]
-    if found.orders:
+    parts += [plain(note) for note in _notes(comparison)]
+    if comparison.orders:
         parts += [
             heading("Order of the methods"),
-            *(plain(_order_line(order)) for order in found.orders),
+            *(plain(_order_line(order)) for order in comparison.orders),
         ]
-    if found.spreads:
+    if comparison.spreads:
         parts += [
             heading("Over seeds, of runs whose number is final"),
-            grid(SPREADS, [_spread_line(*one) for one in found.spreads]),
+            grid(SPREADS, [_spread_line(*one) for one in comparison.spreads]),
         ]
-    if found.tests:
-        parts += [heading(f"{found.table.lead} against the others, seed by seed")]
-        parts += [grid(TESTS, [_test_line(*one) for one in found.tests])]
+    if comparison.tests:
+        parts += [heading(f"{comparison.table.lead} against the others, seed by seed")]
+        parts += [grid(TESTS, [_test_line(*one) for one in comparison.tests])]
     return "\n\n".join(parts) + "\n"
 
 
@@ -235,10 +239,10 @@ def _runs(count: int) -> str:
     return f"{count} {'run' if count == 1 else 'runs'}"
 
 
-def _notes(found: Comparison) -> list[str]:
+def _notes(comparison: Comparison) -> list[str]:
     """Return the table's note, and the notes on printed cells, each once."""
     quantities: dict[tuple[str, str, str], list[str]] = {}
-    for cell in found.shown:
+    for cell in comparison.shown:
         if cell.printed is not None and cell.printed.note:
             place = cell.place
             key = place.method, place.setting, cell.printed.note
@@ -247,7 +251,7 @@ def _notes(found: Comparison) -> list[str]:
         f"* {method}, {setting}, {', '.join(names)}: {note}"
         for (method, setting, note), names in quantities.items()
     ]
-    return [found.table.note, *lines] if found.table.note else lines
+    return [comparison.table.note, *lines] if comparison.table.note else lines
 
 
 def _order_line(order: MethodOrder) -> str:
@@ -263,10 +267,20 @@ def _order_line(order: MethodOrder) -> str:
     )
 
 
-def _spread_line(cell: Cell, one: Spread) -> list[str]:
+def _spread_line(cell: Cell, numbers: Spread) -> list[str]:
     show = _shown(cell)
-    numbers = [show(one.mean), show(one.median), show(one.population_std), show(one.sample_std)]
-    return [*_where(cell).values(), str(one.n), *numbers, _interval(show(one.low), show(one.high))]
+    columns = [
+        show(numbers.mean),
+        show(numbers.median),
+        show(numbers.population_std),
+        show(numbers.sample_std),
+    ]
+    return [
+        *_where(cell).values(),
+        str(numbers.n),
+        *columns,
+        _interval(show(numbers.low), show(numbers.high)),
+    ]
 
 
 def _test_line(cell: Cell, test: Paired) -> list[str]:

@@ -37,7 +37,7 @@ def make_server(folder: Path, hosts: Sequence[str]) -> None:
         raise InputError(
             f"{folder} already holds a server's certificate; remove it to make another"
         )
-    authority, own = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
+    authority, server = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
     issuer = _name("feddkd federation")
     root = _certificate(issuer, issuer, authority.public_key(), DAYS).add_extension(
         x509.BasicConstraints(True, 0), critical=True
@@ -45,14 +45,16 @@ def make_server(folder: Path, hosts: Sequence[str]) -> None:
     names = x509.SubjectAlternativeName(
         [_host(host) for host in dict.fromkeys((*hosts, "localhost", "127.0.0.1"))]
     )
-    leaf = _certificate(_name(hosts[0]), issuer, own.public_key(), DAYS).add_extension(
+    leaf = _certificate(_name(hosts[0]), issuer, server.public_key(), DAYS).add_extension(
         names, critical=False
     )
     leaf = leaf.add_extension(x509.BasicConstraints(False, None), critical=True)
     for file, certificate in ((AUTHORITY, root), (CERTIFICATE, leaf)):
         signed = certificate.sign(authority, hashes.SHA384())
         (folder / file).write_bytes(signed.public_bytes(Encoding.PEM))
-    _private(folder / PRIVATE, own.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    _private(
+        folder / PRIVATE, server.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    )
 
 
 def make_node(path: Path) -> None:

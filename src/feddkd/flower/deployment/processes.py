@@ -71,10 +71,10 @@ class Processes:
         for name, process in self.running.items():
             if process.poll() is not None:
                 raise InputError(
-                    f"{name} has ended with status {process.returncode}: {self.last_words(name)}"
+                    f"{name} has ended with status {process.returncode}: {self.log_end(name)}"
                 )
 
-    def last_words(self, name: str) -> str:
+    def log_end(self, name: str) -> str:
         """Return the end of a process's output."""
         lines = self.log(name).read_text(encoding="utf-8", errors="replace").splitlines()
         return " ".join(line.strip() for line in lines if line.strip())[-500:]

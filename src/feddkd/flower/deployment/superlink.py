@@ -206,7 +206,7 @@ class Superlink:
                 time.sleep(0.1)
         raise InputError(
             f"the SuperLink has not started within {READY:g} s:"
-            f" {self.processes.last_words('superlink')}"
+            f" {self.processes.log_end('superlink')}"
         )
 
 
