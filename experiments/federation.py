@@ -53,8 +53,8 @@ DIGITS = replace(
 DEADLINE = 40.0  # seconds; a node that was killed is waited for as long, once
 
 
-class Blow(NamedTuple):
-    """A SIGKILL: which node, and right after which push of which round."""
+class NodeKill(NamedTuple):
+    """A SIGKILL to a node right after a push of a round."""
 
     node: int
     round: int
@@ -64,46 +64,50 @@ class Blow(NamedTuple):
 
 
 @dataclass
-class Struck:
-    """A Grid during whose exchanges nodes are killed, as planned. They are started again at the end
-    of a round, until it works: for about a minute the SuperLink believes the one that was killed to
-    be there.
+class KillingGrid:
+    """A Grid that kills nodes after planned pushes and restarts them at the end of a round.
+
+    Restarting is repeated until it works: for about a minute the SuperLink believes that a killed
+    node is still online.
     """
 
     grid: Any
     deployment: Deployment
-    blows: Sequence[Blow]
+    kills: Sequence[NodeKill]
     round: int = 1
     pushed: tuple[str, ...] = ()  # kinds, in this round
 
     def push_messages(self, messages: Sequence[Message]) -> Iterable[str]:
         numbers: Iterable[str] = self.grid.push_messages(messages)
         self.pushed = (*self.pushed, messages[0].metadata.message_type)
-        for blow in self.blows:
-            if (blow.round, blow.kind, blow.time) == (
+        for kill in self.kills:
+            if (kill.round, kill.kind, kill.time) == (
                 self.round,
                 self.pushed[-1],
-                self.pushed.count(blow.kind),
+                self.pushed.count(kill.kind),
             ):
-                self.deployment.processes.end(f"node{blow.node}", by=signal.SIGKILL)
+                self.deployment.processes.end(f"node{kill.node}", by=signal.SIGKILL)
         return numbers
 
     def next_round(self, row: Row) -> None:
         self.round, self.pushed = row["round"] + 1, ()
         running = self.deployment.processes.running
-        for blow in self.blows:
+        for kill in self.kills:
             ended = (
-                f"node{blow.node}" not in running or running[f"node{blow.node}"].poll() is not None
+                f"node{kill.node}" not in running or running[f"node{kill.node}"].poll() is not None
             )
-            if blow.back and blow.round < self.round and ended:
-                self.deployment.start_node(blow.node)
+            if kill.back and kill.round < self.round and ended:
+                self.deployment.start_node(kill.node)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.grid, name)
 
 
 def federate(
-    experiment: Experiment, blows: Sequence[Blow], data: Path | None, told: Callable[[Row], None]
+    experiment: Experiment,
+    kills: Sequence[NodeKill],
+    data: Path | None,
+    told: Callable[[Row], None],
 ) -> Record:
     """The experiment on real nodes."""
     with (
@@ -112,11 +116,11 @@ def federate(
         deployment.link.run() as grid,
     ):
         deployment.wait(grid, 300)
-        struck = Struck(grid, deployment, blows)
-        engine = engine_on(struck, experiment, secure=False, deadline=DEADLINE, join=300.0)
+        killing_grid = KillingGrid(grid, deployment, kills)
+        engine = engine_on(killing_grid, experiment, secure=False, deadline=DEADLINE, join=300.0)
         for event in play([experiment], Path(name), How(engine, data=data)):
             if isinstance(event, RoundPlayed):
-                struck.next_round(event.row)
+                killing_grid.next_round(event.row)
                 told(event.row)
         return find(Path(name))[0]
 
@@ -180,12 +184,12 @@ def draw(kept: dict[str, Any], path: Path) -> None:
         linewidth=1,
         label="simulator, same clients missing",
     )
-    for blow in (Blow(*one) for one in kept["blows"]):
-        axis.axvline(blow.round, color="tab:red", linestyle=":")
-        words = f" node {blow.node} killed" + (", then restarted" if blow.back else "")
+    for kill in (NodeKill(*one) for one in kept["blows"]):
+        axis.axvline(kill.round, color="tab:red", linestyle=":")
+        words = f" node {kill.node} killed" + (", then restarted" if kill.back else "")
         axis.annotate(
             words,
-            (blow.round, 0.03),
+            (kill.round, 0.03),
             xycoords=("data", "axes fraction"),
             fontsize=8,
             color="tab:red",
@@ -204,12 +208,12 @@ def draw(kept: dict[str, Any], path: Path) -> None:
 
 def page(kept: dict[str, Any]) -> str:
     """The record as a page."""
-    blows = [Blow(*one) for one in kept["blows"]]
+    kills = [NodeKill(*one) for one in kept["blows"]]
     told = [
-        f"node {blow.node} in round {blow.round}, just after order {blow.time} to {blow.kind} had"
+        f"node {kill.node} in round {kill.round}, just after order {kill.time} to {kill.kind} had"
         " gone out, "
-        + ("and started again as soon as the round was over" if blow.back else "for good")
-        for blow in blows
+        + ("and started again as soon as the round was over" if kill.back else "for good")
+        for kill in kills
     ]
     ends = {name: f"{kept[name][-1]:.2%}" for name in ("federation", "simulator")}
     spans = [
@@ -269,9 +273,9 @@ def main() -> None:
     (given.out.parent / "pictures").mkdir(parents=True, exist_ok=True)
     experiment = DIGITS if given.small else LETTERS
     last, scale = experiment.clients - 1, experiment.rounds // 5
-    blows = [
-        Blow(last, scale, "train.distil", 3, False),
-        Blow(1, 2 * scale, "train.local", 1, True),
+    kills = [
+        NodeKill(last, scale, "train.distil", 3, False),
+        NodeKill(1, 2 * scale, "train.local", 1, True),
     ]
     data, start = given.data.resolve() if given.data else None, time.perf_counter()
 
@@ -283,7 +287,7 @@ def main() -> None:
             flush=True,
         )
 
-    real = federate(experiment, blows, data, told).history
+    real = federate(experiment, kills, data, told).history
     middle = time.perf_counter()
     absences = missing(real)
     simulated = simulate(experiment, absences, data, told).history
@@ -299,7 +303,7 @@ def main() -> None:
         "flwr": flwr.__version__,
         "nodes": experiment.clients,
         "toml": [f"{key} = {json.dumps(value)}" for key, value in experiment.as_dict().items()],
-        "blows": blows,
+        "blows": kills,
         "absences": absences,
         "gone": gone,
         "left": [experiment.clients - count for count in gone],

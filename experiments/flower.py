@@ -187,7 +187,7 @@ def plain(nodes: int, rounds: int) -> list[float]:
         while not out.exists():
             processes.check()
             if time.monotonic() > limit:
-                raise SystemExit(f"plain Flower has not ended: {processes.last_words('run')}")
+                raise SystemExit(f"plain Flower has not ended: {processes.log_end('run')}")
             time.sleep(0.2)
         times = json.loads(out.read_text())
     return [round(after - before, 3) for before, after in pairwise(times)]

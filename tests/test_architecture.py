@@ -84,6 +84,15 @@ def test_flower_and_the_accountant_have_one_place_each_and_torchvision_none(path
     assert "dp_accounting" not in roots or path == SOURCE / "rounds" / "privacy.py"
 
 
+PUBLIC_FLOWER = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.simulation"}
+
+
+@pytest.mark.parametrize("path", FLOWER, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_flowers_private_names_have_one_place(path: Path) -> None:
+    private = {name for name in imported(path) if name.split(".")[0] == "flwr"} - PUBLIC_FLOWER
+    assert not private or path == SOURCE / "flower" / "flwr_internals.py"
+
+
 WITHOUT_FLOWER = """
 import importlib, sys
 sys.modules["flwr"] = None

@@ -442,7 +442,7 @@ def test_the_app_for_ones_own_data_runs_on_plain_flower(tmp_path: Path) -> None:
         limit = time.monotonic() + 280
         while not list(tmp_path.glob("runs/*/summary.json")) and time.monotonic() < limit:
             time.sleep(0.5)
-        assert len(rows(tmp_path / "runs")) == 1, processes.last_words("run")
+        assert len(rows(tmp_path / "runs")) == 1, processes.log_end("run")
 
 
 @pytest.mark.federation

@@ -49,7 +49,7 @@ WRONG = {
     "server tiny.toml --folder made --keys keys --host 127.0.0.1 --port {taken}": (
         "cannot listen on 127.0.0.1:{taken}: "
     ),
-    "up tiny.toml --secure": "secure aggregation sums over at least 3 clients, and a cohort has 2",
+    "up tiny.toml --secure": "at least 3 clients",
     "server tiny.toml --folder full --keys keys --secure --threshold 0.5": (
         "more than a half and at most 1, not 0.5"
     ),
@@ -61,7 +61,7 @@ WRONG = {
     "client host:1 --part 0 --parts 2 --key k --authority k --load k.py:read": (
         "k.py has no function 'read'"
     ),
-    "key k": "there is a key in k already",
+    "key k": "k already holds a key",
     "init full": "full is not empty",
     "server tiny.toml --folder full --keys full": "no public keys (*.pub) in full",
     "server tiny.toml --folder full --keys keys": "there is no ca.crt in full",

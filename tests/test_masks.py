@@ -4,10 +4,9 @@ their sum is the sum of the uploads, and nothing less than all of it tells anyth
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -29,11 +28,13 @@ from feddkd.flower.masking import (
     total,
     weights,
 )
-from feddkd.flower.wire import WireError, unpack
+from feddkd.flower.messages import ExchangeRequest, FederationFacts, MaskingOrder, PublicKeys
+from feddkd.flower.wire import NodeMemory, WireError, unpack
 from feddkd.method import Collect
 from feddkd.tensors import Groups, stack, weighted_mean
 
 RULES = {"params": Collect.MEAN_BY_EXAMPLES, "control": Collect.MEAN_BY_CLIENTS}
+FACTS = FederationFacts((), 10, 1.0)
 NAMES = ["0-1", "1-1", "1-2"]  # a round of local training and two steps of DKD
 
 
@@ -87,7 +88,7 @@ def test_counters_become_rounded_means_and_types_and_shapes_stay() -> None:
 
 @pytest.mark.parametrize("value", [2.0**31 / 5, -1e300, torch.inf, torch.nan])
 def test_what_a_sum_could_not_hold_is_refused_and_not_cut_off(value: float) -> None:
-    with pytest.raises(WireError, match=r"beyond|NaN"):
+    with pytest.raises(WireError, match=r"exceeds|NaN"):
         encode(
             {"params": {"w": torch.tensor([0.0, value], dtype=torch.float64)}},
             {"params": 1},
@@ -155,41 +156,43 @@ class Cohort:
     clients: Sequence[int] = (2, 3, 5, 7, 8)
     session: str = "s"
     round: int = 1
-    kept: dict[int, client_masking.Kept] = field(default_factory=dict)
-    public: dict[str, Any] = field(default_factory=dict)
-    sealed: dict[int, dict[str, str]] = field(default_factory=dict)
+    kept: dict[int, NodeMemory] = field(default_factory=dict)
+    public: dict[int, PublicKeys] = field(default_factory=dict)
+    sealed: dict[int, Mapping[int, str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for k in self.clients:
-            told, self.kept[k] = client_masking.begin(
+            self.public[k], self.kept[k] = client_masking.begin(
                 k, self.session, "digest", self.round, NAMES, self.kept.get(k, {})
             )
-            self.public[str(k)] = json.loads(json.dumps(told))
         for k in self.clients:
-            told, self.kept[k] = client_masking.deal(k, self.session, 4, self.public, self.kept[k])
-            self.sealed[k] = told["sealed"]
+            reply, self.kept[k] = client_masking.deal(k, self.session, 4, self.public, self.kept[k])
+            self.sealed[k] = reply.sealed
 
-    def order(self, k: int, name: str = "0-1") -> dict[str, Any]:
+    def order(self, k: int, name: str = "0-1") -> MaskingOrder:
+        sealed = {j: shares[k] for j, shares in self.sealed.items() if j != k}
+        return MaskingOrder(self.session, sealed if name == NAMES[0] else None)
+
+    def masked(
+        self, k: int, name: str = "0-1", order: MaskingOrder | None = None, round: int | None = None
+    ) -> Words:
         index, step = map(int, name.split("-"))
-        parcels = {str(j): own[str(k)] for j, own in self.sealed.items() if j != k}
-        first = {"sealed": parcels} if name == NAMES[0] else {}
-        return {"key": [3, self.round, index, step], "secure": {"session": self.session, **first}}
-
-    def masked(self, k: int, name: str = "0-1", **changes: Any) -> Words:
-        page = {**self.order(k, name), **changes}
+        key = (3, round or self.round, index, step)
+        request = ExchangeRequest({}, FACTS, k, key, "local", "", "", None)
+        order = order or self.order(k, name)
         content, self.kept[k] = client_masking.masked(
-            k, page, "digest", RULES, 10 * k, upload(k), self.kept[k]
+            request, order, "digest", RULES, 10 * k, upload(k), self.kept[k]
         )
         return from_groups(unpack(content))
 
-    def told(self, k: int, survivors: Sequence[int], name: str = "0-1") -> dict[str, str]:
-        page, self.kept[k] = client_masking.reveal(k, self.session, name, survivors, self.kept[k])
-        return dict(page["shares"])
+    def told(self, k: int, survivors: Sequence[int], name: str = "0-1") -> Mapping[int, str]:
+        reply, self.kept[k] = client_masking.reveal(k, self.session, name, survivors, self.kept[k])
+        return reply.shares
 
     def secret(self, member: int, survivors: Sequence[int], name: str) -> bytes:
         """What the server makes of the survivors' shares."""
         return shares.join(
-            [bytes.fromhex(self.told(k, survivors, name)[str(member)]) for k in survivors[:4]]
+            [bytes.fromhex(self.told(k, survivors, name)[member]) for k in survivors[:4]]
         )
 
 
@@ -213,7 +216,7 @@ def test_of_each_member_one_secret_is_told_its_seed_if_it_survived_or_else_its_k
             cohort.secret(k, there, "0-1").hex()
             == json.loads(cohort.kept[k]["secrets:" + str(k)])["seeds"]["0-1"]
         )
-    assert shares.public(cohort.secret(5, there, "0-1")).hex() == cohort.public["5"]["keys"]["0-1"]
+    assert shares.public(cohort.secret(5, there, "0-1")).hex() == cohort.public[5].keys["0-1"]
 
 
 def test_the_key_of_a_client_that_fell_silent_opens_none_of_its_earlier_uploads() -> None:
@@ -228,9 +231,7 @@ def test_the_key_of_a_client_that_fell_silent_opens_none_of_its_earlier_uploads(
     own, key = cohort.secret(5, cohort.clients, "0-1"), cohort.secret(5, rest, "1-1")
     bare = first[5] - stream(shares.derive(own, "mask"), len(first[5]))
     for name in NAMES:
-        pairs = {
-            k: shares.agree(key, bytes.fromhex(cohort.public[str(k)]["keys"][name])) for k in rest
-        }
+        pairs = {k: shares.agree(key, bytes.fromhex(cohort.public[k].keys[name])) for k in rest}
         assert not set((bare - pairwise(5, pairs, len(bare))).tolist()) & set(plain(5).tolist())
 
 
@@ -239,11 +240,11 @@ def test_for_an_exchange_there_is_one_set_of_survivors_for_ever() -> None:
     for k in cohort.clients:
         cohort.masked(k)
     assert cohort.told(2, [2, 3, 5, 7]) == cohort.told(2, [7, 5, 3, 2])
-    with pytest.raises(WireError, match="tells of it for no others"):
+    with pytest.raises(WireError, match="already revealed"):
         cohort.told(2, [2, 3, 5, 8])
     again = Cohort(session="again", kept=cohort.kept)  # a server that plays the round once more
     again.masked(2)
-    with pytest.raises(WireError, match="tells of it for no others"):
+    with pytest.raises(WireError, match="already revealed"):
         again.told(2, [2, 3, 5, 7, 8])
     assert again.told(2, [2, 3, 5, 7])
     later = Cohort(session="later", round=2, kept=again.kept)
@@ -251,17 +252,17 @@ def test_for_an_exchange_there_is_one_set_of_survivors_for_ever() -> None:
     assert later.told(2, [2, 3, 5, 7, 8])
     back = Cohort(session="back", kept=later.kept)
     back.masked(2)
-    with pytest.raises(WireError, match="tells of it for no others"):
+    with pytest.raises(WireError, match="already revealed"):
         back.told(2, [2, 3, 5, 7, 8])
 
 
 @pytest.mark.parametrize(
     ("survivors", "why"),
     [
-        ([2, 3, 5], "4 are the threshold"),
-        ([3, 5, 7, 8], "no part in"),
+        ([2, 3, 5], "threshold of 4"),
+        ([3, 5, 7, 8], "no upload in"),
         ([2, 3, 5, 9], "not all among the members"),
-        ([2, 2, 2, 2], "1 sur"),
+        ([2, 2, 2, 2], "1 survivors"),
     ],
 )
 def test_survivors_must_be_enough_and_members_and_have_the_asked_among_them(
@@ -276,39 +277,36 @@ def test_survivors_must_be_enough_and_members_and_have_the_asked_among_them(
 def test_nothing_is_told_of_an_exchange_without_an_upload() -> None:
     cohort = Cohort()
     cohort.masked(2)
-    with pytest.raises(WireError, match="no part in"):
+    with pytest.raises(WireError, match="no upload in"):
         cohort.told(2, cohort.clients, "1-1")
 
 
 def test_a_mask_is_used_once_and_in_its_round() -> None:
     cohort = Cohort()
-    with pytest.raises(WireError, match="have not come"):
+    with pytest.raises(WireError, match="have not arrived"):
         cohort.masked(2, "1-1")
     cohort.masked(2)
-    for name, changes in (("0-1", {}), ("1-3", {}), ("1-1", {"key": [3, 2, 1, 1]})):
-        with pytest.raises(WireError, match="no mask, or none any more"):
-            cohort.masked(2, name, **changes)
+    for name, round in (("0-1", 1), ("1-3", 1), ("1-1", 2)):
+        with pytest.raises(WireError, match="no unused mask"):
+            cohort.masked(2, name, round=round)
     with pytest.raises(WireError, match="once a round"):
-        cohort.masked(2, "1-1", secure=cohort.order(2)["secure"])
+        cohort.masked(2, "1-1", cohort.order(2))
     cohort.masked(2, "1-1")
 
 
 def test_shares_that_cannot_be_opened_or_are_too_few_are_refused() -> None:
     cohort = Cohort()
-    parcels = cohort.order(2)["secure"]["sealed"]
+    parcels = cohort.order(2).sealed
+    assert parcels is not None
     for sealed in (
-        {**parcels, "3": parcels["5"]},
-        {**parcels, "3": parcels["3"][:-4] + "AAA="},
-        {**parcels, "3": ""},
+        {**parcels, 3: parcels[5]},
+        {**parcels, 3: parcels[3][:-4] + "AAA="},
+        {**parcels, 3: ""},
     ):
-        with pytest.raises(WireError, match="shares of client 3 cannot be opened"):
-            cohort.masked(2, secure={"session": "s", "sealed": sealed})
-    for few in (
-        {"3": parcels["3"], "5": parcels["5"]},
-        {"3": parcels["3"], "5": parcels["5"], "05": parcels["5"]},
-    ):
-        with pytest.raises(WireError, match="shares of 3 clients, and 4"):
-            cohort.masked(2, secure={"session": "s", "sealed": few})
+        with pytest.raises(WireError, match="shares of client 3 cannot be decrypted"):
+            cohort.masked(2, order=MaskingOrder("s", sealed))
+    with pytest.raises(WireError, match="shares of 3 clients"):
+        cohort.masked(2, order=MaskingOrder("s", {3: parcels[3], 5: parcels[5]}))
 
 
 def test_shares_are_dealt_once_with_a_threshold_that_means_something_and_under_ones_own_keys() -> (
@@ -318,18 +316,17 @@ def test_shares_are_dealt_once_with_a_threshold_that_means_something_and_under_o
     with pytest.raises(WireError, match="already"):
         client_masking.deal(2, "s", 4, cohort.public, cohort.kept[2])
     told, kept = client_masking.begin(2, "s", "digest", 1, NAMES, {})
-    fresh = {**cohort.public, "2": told}
-    two = {k: fresh[k] for k in ("2", "3")}
-    others = {**fresh, "3": {**fresh["3"], "keys": {"0-1": fresh["3"]["keys"]["0-1"]}}}
-    nonsense = {**fresh, "3": {**fresh["3"], "channel": "00"}}
+    fresh = {**cohort.public, 2: told}
+    two = {k: fresh[k] for k in (2, 3)}
+    others = {**fresh, 3: replace(fresh[3], keys={"0-1": fresh[3].keys["0-1"]})}
+    nonsense = {**fresh, 3: replace(fresh[3], channel="00")}
     for threshold, public, why in (
         (2, two, "at least 3"),
-        (6, fresh, "threshold of 6"),
-        (3, {**fresh, "9": fresh["8"]}, "more than half"),
-        (4, cohort.public, "not those it has sent"),
-        (4, {**fresh, "03": fresh["3"]}, "a member is there twice"),
+        (6, fresh, "threshold is 6"),
+        (3, {**fresh, 9: fresh[8]}, "more than half"),
+        (4, cohort.public, "not those that it has sent"),
         (4, others, "other exchanges"),
-        (4, nonsense, "no public key"),
+        (4, nonsense, "not a public key"),
     ):
         with pytest.raises(WireError, match=why):
             client_masking.deal(2, "s", threshold, public, kept)

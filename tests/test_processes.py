@@ -42,7 +42,7 @@ def test_a_block_that_breaks_ends_what_it_started(
         with Processes(tmp_path) as processes:
             processes.start("polite", SLEEPER)
             processes.start("stubborn", [sys.executable, "-c", DEAF])
-            while "deaf" not in processes.last_words("stubborn"):
+            while "deaf" not in processes.log_end("stubborn"):
                 time.sleep(0.02)
             pids.extend(process.pid for process in processes.running.values())
             raise KeyboardInterrupt
@@ -74,7 +74,7 @@ time.sleep(100)
     assert gone([child])
 
 
-def test_one_that_has_ended_is_named_with_its_last_words(tmp_path: Path) -> None:
+def test_one_that_has_ended_is_named_with_the_end_of_its_log(tmp_path: Path) -> None:
     with Processes(tmp_path) as processes:
         processes.start("mayfly", [sys.executable, "-c", "print('too short'); raise SystemExit(3)"])
         processes.running["mayfly"].wait()

@@ -19,7 +19,8 @@ from feddkd import Experiment, InputError
 from feddkd.engines import select
 from feddkd.flower import node
 from feddkd.flower.apps import NodeApp, serve
-from feddkd.flower.messages import bytes_in, page_of, page_record, tensor_record
+from feddkd.flower.messages import ExchangeRequest
+from feddkd.flower.transport import bytes_in, json_in, json_record, tensor_record
 from feddkd.flower.wire import WireError, pack, unpack
 from feddkd.runs.prepare import prepare
 from feddkd.runs.record import find
@@ -31,8 +32,8 @@ QUANTUM = 1e-9  # 2^-33 = 1.2e-10 for each mean, and there are a few, one after 
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _every_desk_stays_open() -> Iterator[None]:
-    """Four nodes are here in one process, and a process keeps one desk."""
+def _every_experiment_stays_open() -> Iterator[None]:
+    """Keep all opened experiments: four nodes share this process, and a process keeps one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(node, "_open", lru_cache(node._open.__wrapped__))
         yield
@@ -150,7 +151,7 @@ def page(change: Callable[[dict[str, Any]], Any]) -> Spoil:
     def spoil(reply: Message) -> Message:
         told = json.loads(str(reply.content.config_records["page"]["json"]))
         change(told)
-        reply.content["page"] = page_record(told)
+        reply.content["page"] = json_record(told)
         return reply
 
     return spoil
@@ -275,7 +276,7 @@ def test_a_wrong_share_ends_the_round_and_no_wrong_sum_is_taken_in(
 
         return page(change)
 
-    for at, why in ((51, "do not go together"), (4, "client 2's secret do not give it")):
+    for at, why in ((51, "do not fit together"), (4, "client 2's secret do not give it")):
         secure(
             tmp_path / str(at), f"fedavg({LOCAL})", spoiling("query.unmask", 0, spoil=damage(at))
         )
@@ -348,15 +349,19 @@ def test_a_server_that_resumes_is_told_again_what_it_was_told_and_nothing_else(
 @pytest.mark.parametrize(
     ("method", "changes", "why"),
     [
-        ("fedgen()", {}, "phase 'local' of fedgen.* wants each client's upload by itself"),
-        ("feddistill()", {}, "wants each client's"),
-        ("feddf()", {"public": 0.1}, "wants each client's"),
-        ("fedma()", {"model": "mlp(hidden='8')"}, "wants each client's"),
-        ("astraea()", {}, "wants each client's"),
-        ("fedavg(gather='median')", {}, "wants each client's"),
-        ("fedavg() | dkd(gather='trimmed')", {}, "phase 'distil' of .* wants each client's"),
-        ("fedavg()", {"diagnostics": True}, "diagnostics want"),
-        ("fedavg()", {"availability": "random()"}, "availability plays"),
+        ("fedgen()", {}, "phase 'local' of fedgen.* needs every single client's"),
+        ("feddistill()", {}, "needs every single client's"),
+        ("feddf()", {"public": 0.1}, "needs every single client's"),
+        ("fedma()", {"model": "mlp(hidden='8')"}, "needs every single client's"),
+        ("astraea()", {}, "needs every single client's"),
+        ("fedavg(gather='median')", {}, "needs every single client's"),
+        (
+            "fedavg() | dkd(gather='trimmed')",
+            {},
+            "phase 'distil' of .* needs every single client's",
+        ),
+        ("fedavg()", {"diagnostics": True}, "diagnostics needs"),
+        ("fedavg()", {"availability": "random()"}, "availability simulates"),
         ("fedavg()", {"cohort": 2}, "a cohort has 2"),
         ("fedavg()", {"cohort": 0.5}, "a cohort has 2"),
     ],
@@ -392,7 +397,7 @@ def test_a_node_that_insists_uploads_nothing_that_is_not_masked(
 
     def look(part: int, asked: Message, reply: Message) -> Message:
         if part == 0 and asked.metadata.message_type == "train.local":
-            orders.append((page_of(asked), bytes_in(asked.content)))
+            orders.append((json_in(asked), bytes_in(asked.content)))
         return reply
 
     secure(tmp_path / "secure", f"fedavg({LOCAL})", Double(NodeApp(), 4, look, configs=insisting))
@@ -407,4 +412,10 @@ def test_a_node_that_insists_uploads_nothing_that_is_not_masked(
         {**order, "key": ["diagnose"]},
     ):
         with pytest.raises((WireError, KeyError, ValueError)):
-            node.respond(node.Own(0, 4, secure=True), lie, sent, {})
+            respond(lie, sent)
+
+
+def respond(content: dict[str, Any], sent: bytes) -> None:
+    """Give a request to a node that insists on masks."""
+    request = ExchangeRequest.read(content)
+    node.respond(node.NodeConfig(0, 4, secure=True), request, sent, {})

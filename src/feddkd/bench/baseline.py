@@ -1,8 +1,8 @@
-"""The plain loop: one module, torch.optim, autograd, client after client. This is how the other
-packages simulate.
+"""The plain loop: one module, torch.optim and autograd, one client after another.
 
-It is given every advantage that needs no other program: its data are normalised and on the device
-before the clock starts, it draws its batches there, and it never waits for a number.
+Other packages simulate like this. The loop has every advantage that needs no other program: its
+data are normalised and on the device before the clock starts, it draws its batches there, and it
+never waits for a number.
 """
 
 import copy
@@ -25,6 +25,8 @@ CHUNK = 4096  # examples normalised at a time
 
 @dataclass
 class PlainLoop:
+    """A job in plain PyTorch."""
+
     net: nn.Module
     start: dict[str, Tensor]
     x: Tensor
@@ -38,26 +40,23 @@ class PlainLoop:
     def of(
         cls, job: BenchJob, setting: BenchSetting, federations: Sequence[Federation]
     ) -> "PlainLoop":
-        one, device, model = federations[0], setting.device, job.network()
+        """Return the loop for a job."""
+        data, device, model = federations[0], setting.device, job.network()
         net = copy.deepcopy(model.net).to(device, setting.dtype)
         params, buffers = (to(group, device, setting.dtype) for group in model.initial(("init", 0)))
-        x = torch.cat(
-            [
-                one.transform(one.x[at : at + CHUNK], setting.dtype)
-                for at in range(0, len(one.x), CHUNK)
-            ]
-        )
+        chunks = [data.x[start : start + CHUNK] for start in range(0, len(data.x), CHUNK)]
+        x = torch.cat([data.transform(chunk, setting.dtype) for chunk in chunks])
         shards = [
-            [torch.from_numpy(own).to(device) for own in federation.train]
+            [torch.from_numpy(indices).to(device) for indices in federation.train]
             for federation in federations
         ]
-        return cls(net, {**params, **buffers}, x, one.y, shards, job.reads, job.local, setting)
+        return cls(net, {**params, **buffers}, x, data.y, shards, job.reads, job.local, setting)
 
     def round(self, cohorts: Sequence[Sequence[int]]) -> list[dict[str, Tensor]]:
         """Train the cohort of every run, one client after another, and average."""
         return [
-            self._average([own[k] for k in cohort])
-            for own, cohort in zip(self.shards, cohorts, strict=True)
+            self._average([shards[k] for k in cohort])
+            for shards, cohort in zip(self.shards, cohorts, strict=True)
         ]
 
     def _average(self, shards: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -70,9 +69,7 @@ class PlainLoop:
         return mean
 
     def train(self, shard: Tensor) -> None:
-        """Local training of one client, from the weights everybody starts with; the result is in
-        `net`.
-        """
+        """Train one client from the initial weights; the result is in `net`."""
         self.net.load_state_dict(self.start)
         self.net.train()
         optimiser = make_optimiser(self.local, self.net)
@@ -84,18 +81,15 @@ class PlainLoop:
             optimiser.step()
 
     def _batches(self, shard: Tensor) -> Iterator[Tensor]:
-        left = self.reads.count(len(shard))
+        left, size = self.reads.count(len(shard)), self.reads.batch_size
         while left > 0:
-            order, size = (
-                shard[torch.randperm(len(shard), device=shard.device)],
-                self.reads.batch_size,
-            )
-            for at in range(0, len(shard), size)[:left]:
+            order = shard[torch.randperm(len(shard), device=shard.device)]
+            for start in range(0, len(shard), size)[:left]:
                 left -= 1
-                yield order[at : at + size]
+                yield order[start : start + size]
 
     def teachers(self) -> list[nn.Module]:
-        """Everybody's trained model; their average is left in `net`."""
+        """Return every client's trained model; their average is in `net` afterwards."""
         nets = []
         for shard in self.shards[0]:
             self.train(shard)
@@ -104,15 +98,14 @@ class PlainLoop:
         return nets
 
     def distil(self, teachers: Sequence[nn.Module], steps: int) -> None:
-        """J steps of DKD: each client's gradient in turn, added up, then one step of the server."""
+        """Make the J steps of DKD: add the gradients of all clients, then step on the server."""
         student = self.net.eval()
         server = torch.optim.SGD(student.parameters(), lr=0.2)
         for _ in range(steps):
             server.zero_grad()
             for teacher, shard in zip(teachers, self.shards[0], strict=True):
-                x = self.x[
-                    shard[torch.randperm(len(shard), device=shard.device)[: self.reads.batch_size]]
-                ]
+                order = torch.randperm(len(shard), device=shard.device)
+                x = self.x[shard[order[: self.reads.batch_size]]]
                 with self.setting.cast():
                     with torch.no_grad():
                         taught = softmax(teacher(x), dim=1)
@@ -121,16 +114,11 @@ class PlainLoop:
             server.step()
 
     def passes(self, times: int, examples: int, classes: int) -> Callable[[int], None]:
-        """Forward and backward through the network for one large batch, so many times, and nothing
-        else.
-        """
+        """Return a function that goes forward and backward `times` times with one large batch."""
         net = self.net.eval()
         parameters = list(net.parameters())
-        at = torch.arange(examples, device=self.x.device) % len(self.x)
-        x, taught = (
-            self.x[at],
-            torch.rand(examples, classes, device=self.x.device, dtype=self.x.dtype),
-        )
+        x = self.x[torch.arange(examples, device=self.x.device) % len(self.x)]
+        taught = torch.rand(examples, classes, device=x.device, dtype=x.dtype)
 
         def run(t: int) -> None:
             for _ in range(times):
@@ -142,6 +130,7 @@ class PlainLoop:
 
 
 def make_optimiser(local: Local, net: nn.Module) -> torch.optim.Optimizer:
+    """Return torch's optimiser with the options of local training."""
     if local.optimiser == "sgd":
         return torch.optim.SGD(
             net.parameters(),
@@ -161,13 +150,13 @@ def make_optimiser(local: Local, net: nn.Module) -> torch.optim.Optimizer:
 
 
 def recorded(action: Callable[[int], None]) -> Callable[[int], None]:
-    """The same work as a CUDA graph: without the cost of launching it."""
-    beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    beside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(beside):
+    """Return the same work as a CUDA graph, without the cost of launching it."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
         for t in range(3):
             action(t)
-    torch.cuda.current_stream().wait_stream(beside)
+    torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         action(0)

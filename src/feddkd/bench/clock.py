@@ -1,7 +1,4 @@
-"""Time, and what it is measured against:
-
-floating-point operations and the peak of a large matrix product.
-"""
+"""Measures time, counts floating-point operations, and finds the peak of a matrix product."""
 
 import copy
 import statistics
@@ -15,12 +12,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from feddkd.bench.setting import BenchSetting
 
-PATIENCE = 30.0  # seconds of repeats after which no further one is begun
+PATIENCE = 30.0  # seconds after which no further repeat starts
 
 
 class Timing(NamedTuple):
-    """Seconds: median and range of the repeats, and the first call of all, which chooses, compiles,
-    records.
+    """Seconds: the median and the range of the repeats, and the very first call.
+
+    The first call also chooses, compiles and records.
     """
 
     median: float
@@ -30,28 +28,30 @@ class Timing(NamedTuple):
     first: float
 
     def per(self, units: int) -> "Timing":
+        """Return the seconds per unit."""
         return Timing(
             self.median / units, self.low / units, self.high / units, self.repeats, self.first
         )
 
 
 class Entrant(NamedTuple):
-    """What is timed in round t, and what goes ahead of it off the clock."""
+    """A function of round t to time, and one that runs before it and is not timed."""
 
     action: Callable[[int], object]
     before: Callable[[int], object] = lambda t: None
 
 
 def timed(action: Callable[[int], object], device: torch.device, repeats: int) -> Timing:
+    """Return the time of one function."""
     (timing,) = race(device, repeats, Entrant(action))
     return timing
 
 
 def race(device: torch.device, repeats: int, *entrants: Entrant) -> list[Timing]:
-    """The entrants' times for rounds t = 1, 2, ..., of which the first is for warming up, on a GPU
-    the first two.
+    """Return the entrants' times for rounds t = 1, 2, ...
 
-    They take turns, so that whatever else the machine does meets all of them alike.
+    The first round (on a GPU the first two) warms up and is not counted. The entrants take turns,
+    so that other work on the machine slows them all alike.
     """
     warm = 2 if device.type == "cuda" else 1
     warming = [[_once(entrant, t, device) for t in range(1, warm + 1)] for entrant in entrants]
@@ -59,9 +59,10 @@ def race(device: torch.device, repeats: int, *entrants: Entrant) -> list[Timing]
     end = time.perf_counter() + PATIENCE
     while len(times) < repeats and (not times or time.perf_counter() < end):
         times.append([_once(entrant, warm + 1 + len(times), device) for entrant in entrants])
+    by_entrant = zip(zip(*times, strict=True), warming, strict=True)
     return [
-        Timing(statistics.median(own), min(own), max(own), len(own), first)
-        for own, (first, *_) in zip(zip(*times, strict=True), warming, strict=True)
+        Timing(statistics.median(seconds), min(seconds), max(seconds), len(seconds), warm_up[0])
+        for seconds, warm_up in by_entrant
     ]
 
 
@@ -75,12 +76,13 @@ def _once(entrant: Entrant, t: int, device: torch.device) -> float:
 
 
 def synchronise(device: torch.device) -> None:
+    """Wait until a GPU has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def flops_an_example(net: nn.Module, shape: tuple[int, ...]) -> tuple[int, int]:
-    """Floating-point operations for one example: (forward, forward and backward)."""
+    """Return the operations for one example: (forward, forward and backward)."""
     count, net = 8, copy.deepcopy(net).to("meta").eval()
     x = torch.empty(count, *shape, device="meta")
     with FlopCounterMode(display=False) as forward, torch.no_grad():
@@ -91,8 +93,9 @@ def flops_an_example(net: nn.Module, shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def matmul_peak(setting: BenchSetting) -> float:
-    """Operations a second in a large product of random matrices, at its best, in the precision at
-    hand.
+    """Return the operations per second of a large matrix product, in the setting's precision.
+
+    It is the best of the repeats.
     """
     on_gpu = setting.device.type == "cuda"
     size, products = (8192, 10) if on_gpu else (1024, 3)

@@ -1,4 +1,4 @@
-"""Rounds of a job on an engine, without evaluation, cut into phases that can be timed."""
+"""Plays the rounds of a job on an engine phase by phase, without evaluation, to time them."""
 
 import gc
 from collections.abc import Iterator
@@ -20,9 +20,9 @@ from feddkd.tensors import Groups
 
 @dataclass
 class Drive:
-    """Plays single phases.
+    """Plays single phases of a round.
 
-    Every round starts from the same weights, so repeats do the same work; batches are the round's.
+    Every round starts from the same weights, so repeats do the same work on the round's batches.
     """
 
     simulation: Simulation
@@ -35,11 +35,12 @@ class Drive:
 
     @property
     def states(self) -> list[Groups]:
-        """What the servers hold at present."""
+        """The present states of the servers."""
         return [run.state for run in self.simulation.runs]
 
     @property
     def engine(self) -> Engine:
+        """The engine that computes."""
         return self.simulation.engine
 
     def play(self, t: int, phase: int = 0) -> None:
@@ -61,15 +62,14 @@ class Drive:
 
 @contextmanager
 def driven(job: BenchJob, setting: BenchSetting, federations: list[Federation]) -> Iterator[Drive]:
-    """Open a job on the setting's engine, with a run for each federation, and free everything
-    afterwards.
-    """
+    """Open a job on the setting's engine, one run per federation; free its memory at the end."""
     model, method = job.network(), parse(job.method)
     starts = [
-        Start(seed, own, *model.initial(("init", seed))) for seed, own in enumerate(federations)
+        Start(seed, federation, *model.initial(("init", seed)))
+        for seed, federation in enumerate(federations)
     ]
-    what = Job(model, method, starts, setting.dtype, cohort=job.cohort)
-    with Simulation(what, setting.engine, str(setting.device), setting.options) as simulation:
+    played = Job(model, method, starts, setting.dtype, cohort=job.cohort)
+    with Simulation(played, setting.engine, str(setting.device), setting.options) as simulation:
         yield Drive(simulation)
     del simulation
     gc.collect()

@@ -1,6 +1,6 @@
-"""The jobs: who trains what on how much.
+"""The jobs to measure: models, clients and sizes.
 
-The data are random bytes, made by a key; no files are needed.
+The data are random bytes from a fixed key; no files are needed.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -24,110 +24,106 @@ NORMALISE = "normalise(mean=0.5, std=0.5)"
 
 @dataclass(frozen=True)
 class BenchJob:
-    """One job. Its time is counted for a step of all clients, or for a round."""
+    """A job; its time is counted per step of all clients, or per round."""
 
     name: str
     model: str
     shape: tuple[int, ...]
     classes: int
     clients: int
-    images: int  # in all
+    images: int  # of all clients together
     local: Local
     unit: Literal["step", "round"]
-    active: int | None = None  # clients in a round; all of them unless said
-    alpha: float | None = None  # sizes as a Dirichlet split has them; equal unless said
+    active: int | None = None  # clients in a round; default: all
+    alpha: float | None = None  # of a Dirichlet split; default: clients of equal size
     seeds: int = 1
-    distil: int = 0  # J
+    distil: int = 0  # the number of DKD steps, J
 
     @property
     def cohort(self) -> int:
+        """The number of clients in a round."""
         return self.clients if self.active is None else self.active
 
     @property
     def what(self) -> str:
-        """The job in a line, in the size at hand."""
+        """The job and its size in one line."""
         each = f"{min(self.sizes):,}" + (f" to {max(self.sizes):,}" if self.alpha else "")
-        lines = [
+        parts = [
             f"{self.clients:,} clients with {each} examples",
             f"{self.cohort} in a round" if self.active else "",
             f"{self.model}, B={self.local.batch_size}",
             f"{self.seeds} seeds at once" if self.seeds > 1 else "",
-            f"J={self.distil}"
-            if self.distil
-            else f"{self.local.steps} steps"
-            if self.local.steps
-            else f"E={self.local.epochs}",
+            self._work,
         ]
-        return ", ".join(filter(None, lines))
+        return ", ".join(filter(None, parts))
+
+    @property
+    def _work(self) -> str:
+        if self.distil:
+            return f"J={self.distil}"
+        return f"{self.local.steps} steps" if self.local.steps else f"E={self.local.epochs}"
 
     @property
     def method(self) -> str:
-        """The text of the method, without what is default."""
+        """The text of the method, without options that have their default."""
         given = {field.name: getattr(self.local, field.name) for field in fields(Local)}
         options = ", ".join(
             f"{name}={value!r}" for name, value in given.items() if value != getattr(Local(), name)
         )
-        return f"fedavg({options})" + (
-            f" | dkd(steps={self.distil}, batch_size={self.local.batch_size})"
-            if self.distil
-            else ""
-        )
+        text = f"fedavg({options})"
+        if self.distil:
+            text += f" | dkd(steps={self.distil}, batch_size={self.local.batch_size})"
+        return text
 
     @cached_property
     def sizes(self) -> list[int]:
-        """n_k"""
+        """n_k, the number of examples of each client."""
         if self.alpha is None:
             return [self.images // self.clients] * self.clients
         labels = np.arange(self.images) % self.classes
-        rule = PARTITIONS.one(f"dirichlet(alpha={self.alpha})")
-        return [
-            len(own)
-            for own in rule(
-                Table(labels, labels, None, None, self.classes), self.clients, ("bench", 0)
-            ).train
-        ]
+        split = PARTITIONS.one(f"dirichlet(alpha={self.alpha})")
+        table = Table(labels, labels, None, None, self.classes)
+        return [len(indices) for indices in split(table, self.clients, ("bench", 0)).train]
 
     @property
     def reads(self) -> Reads:
+        """The batches that a client reads in local training."""
         return Reads(self.local.batch_size, self.local.epochs, self.local.steps)
 
     @property
     def client_steps(self) -> int:
-        """Steps that the clients of one round make together."""
+        """The number of steps that all clients of a round make."""
         return self.seeds * sum(self.reads.count(n) for n in self.sizes[: self.cohort])
 
     @property
     def images_read(self) -> int:
-        """Images that pass through local training in a round, or through distillation where there
-        is any.
-        """
+        """The number of images that local training reads in a round; with DKD, that it reads."""
         if self.distil:
             return self.distil * sum(min(self.local.batch_size, n) for n in self.sizes)
-        return self.seeds * sum(
-            len(batch)
-            for n in self.sizes[: self.cohort]
-            for batch in draw(self.reads, n, ("count",))
-        )
+        images = 0
+        for size in self.sizes[: self.cohort]:
+            images += sum(map(len, draw(self.reads, size, ("count",))))
+        return self.seeds * images
 
     @property
     def units(self) -> int:
-        """How many of its units a timed round makes."""
+        """The number of units (steps or rounds) in a timed round."""
         return 1 if self.unit == "round" else self.distil or self.local.steps or 1
 
     def network(self) -> Model:
+        """Return the network."""
         return functional(MODELS.one(self.model).build(self.shape, self.classes))
 
     def federations(self, device: torch.device) -> list[Federation]:
-        """One for each seed: the same images, divided anew."""
+        """Return one federation per seed: the same images, divided in different ways."""
         random = generator(("bench", self.name))
-        x = torch.from_numpy(random.integers(0, 256, (self.images, *self.shape), np.uint8)).to(
-            device
-        )
-        y = torch.from_numpy(random.integers(0, self.classes, self.images)).to(device)
-        normalise, nobody = transform(NORMALISE, 255.0), np.arange(0)
+        pixels = random.integers(0, 256, (self.images, *self.shape), np.uint8)
+        labels = random.integers(0, self.classes, self.images)
+        x, y = torch.from_numpy(pixels).to(device), torch.from_numpy(labels).to(device)
+        normalise, none = transform(NORMALISE, 255.0), np.arange(0)
         return [
             Federation(
-                x, y, self.classes, normalise, self._division(seed), None, nobody, np.arange(1)
+                x, y, self.classes, normalise, self._division(seed), None, none, np.arange(1)
             )
             for seed in range(self.seeds)
         ]
@@ -160,14 +156,14 @@ SEEDS = replace(FEMNIST, name="seeds", seeds=10)
 DKD = replace(FEMNIST, name="dkd", distil=10, local=replace(PAPER_FEMNIST, steps=1))
 JOBS = {job.name: job for job in (FEMNIST, VGG9, MANY_SMALL, MLP, DIRICHLET, SEEDS, DKD)}
 
-# What a CPU is spared: the same clients, fewer steps or images.
+# Smaller sizes for a CPU: the same clients, fewer steps or images.
 ON_CPU: dict[str, dict[str, Any]] = {
     "femnist": {"steps": 5},
     "vgg9": {"steps": 2},
     "dirichlet": {"images": 4_500},
     "seeds": {"steps": 2},
 }
-# For a smoke test: everything once, in a second.
+# Sizes for a quick test: every job within a second.
 SMALL: dict[str, dict[str, Any]] = {
     "femnist": {"clients": 2, "images": 22, "steps": 2, "batch_size": 8},
     "vgg9": {"clients": 2, "images": 16, "steps": 1, "batch_size": 8},
@@ -182,8 +178,9 @@ SMALL: dict[str, dict[str, Any]] = {
 def sized(
     *, device: torch.device, small: bool = False, steps: int | None = None
 ) -> dict[str, BenchJob]:
-    """The jobs in the size that suits the device; `steps` changes those that are timed by the step
-    (J for dkd).
+    """Return the jobs in a size that suits the device.
+
+    `steps` changes the jobs that are timed per step (J for dkd).
     """
     sizes = SMALL if small else ON_CPU if device.type == "cpu" else {}
     return {name: _steps(_changed(job, **sizes.get(name, {})), steps) for name, job in JOBS.items()}
@@ -191,8 +188,8 @@ def sized(
 
 def _changed(job: BenchJob, **changes: Any) -> BenchJob:
     local = {name: value for name, value in changes.items() if hasattr(job.local, name)}
-    own = {name: value for name, value in changes.items() if name not in local}
-    return replace(job, local=replace(job.local, **local), **own)
+    others = {name: value for name, value in changes.items() if name not in local}
+    return replace(job, local=replace(job.local, **local), **others)
 
 
 def _steps(job: BenchJob, steps: int | None) -> BenchJob:

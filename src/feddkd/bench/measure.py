@@ -1,7 +1,4 @@
-"""Measures jobs:
-
-our engine and the plain loop by turns, and the figure by which each job is judged.
-"""
+"""Measures jobs: our engine and the plain loop in turn, and the figure that judges each job."""
 
 import logging
 from collections.abc import Mapping
@@ -23,13 +20,13 @@ from feddkd.rounds.loop import choose
 
 log = logging.getLogger(__name__)
 Entry = dict[str, Any]
-# figures that need no further measurement
+# the figures that need no other measurement
 PLAIN = ("ms a step of all clients", "s a round", "plain loop / ours")
 
 
 class JobTimings(NamedTuple):
-    """A round on our engine and in the plain loop, by single strategies where asked for, and what
-    the engine says of itself.
+    """The times of a round: on our engine, in the plain loop, with single strategies of the engine;
+    and the engine's facts.
     """
 
     ours: Timing
@@ -40,20 +37,21 @@ class JobTimings(NamedTuple):
 
 @dataclass
 class Bench:
-    """Measures jobs in one setting. What one job needs to know of another is measured once."""
+    """Measures jobs in one setting; times that several jobs need are measured once."""
 
     setting: BenchSetting
     jobs: Mapping[str, BenchJob]
-    strategies: bool = False  # whether every single strategy of the engine runs in the same race
+    strategies: bool = False  # True: measure every single strategy of the engine, too
     _known: dict[str, Timing] = field(default_factory=dict)
 
     def find(self, name: str) -> BenchJob:
+        """Return a job by its name, or raise InputError."""
         if name not in self.jobs:
             raise InputError(f"unknown job {name!r}; there are: {choices(self.jobs)}")
         return self.jobs[name]
 
     def measure(self, job: BenchJob) -> Entry:
-        """Everything about one job."""
+        """Return all measurements of one job."""
         with self.setting.arithmetic():
             federations = job.federations(self.setting.device)
             loop = PlainLoop.of(job, self.setting, federations)
@@ -70,24 +68,22 @@ class Bench:
     def _singles(
         self, job: BenchJob, federations: list[Federation], drive: Drive, open_: ExitStack
     ) -> dict[str, Entrant]:
-        """The job by each strategy alone, those that can do it."""
-        found = {}
+        """Return an entrant for each single strategy that works for the job."""
+        working = {}
         for name in getattr(drive.engine, "strategies", ()) if self.strategies else ():
-            entrant = _ours(
-                job,
-                open_.enter_context(driven(job, replace(self.setting, strategy=name), federations)),
-            )
+            setting = replace(self.setting, strategy=name)
+            entrant = _ours(job, open_.enter_context(driven(job, setting, federations)))
             try:
                 entrant.before(1)
                 entrant.action(1)
-                found[name] = entrant
-            # a network that vmap cannot take, say: the others are measured all the same
-            except Exception as error:
+                working[name] = entrant
+            except Exception as error:  # for example, vmap cannot run every network
                 log.warning("%s: %s does not work (%s)", job.name, name, error)
-        return found
+        return working
 
     @cached_property
     def peak(self) -> float:
+        """Operations per second of a large matrix product."""
         return matmul_peak(self.setting)
 
     def _alone(self, job: BenchJob, federations: list[Federation]) -> Timing:
@@ -96,8 +92,10 @@ class Bench:
         return timing
 
     def _one_pass(self, job: BenchJob, loop: PlainLoop) -> Entry:
-        """The least a DKD step can cost; on a GPU also as a CUDA graph, and that counts: launching
-        would hide it.
+        """Return the least time of a DKD step: one pass through the network.
+
+        On a GPU it is measured as a CUDA graph, because launching kernels takes longer than the
+        work.
         """
         device, repeats = self.setting.device, self.setting.repeats
         action = loop.passes(job.distil, job.images_read // job.distil, job.classes)
@@ -109,7 +107,7 @@ class Bench:
         return {"pass_seconds": graph, "pass_eager_seconds": eager}
 
     def _compared(self, job: BenchJob, federations: list[Federation]) -> Entry:
-        """What a job is compared with beside the loop."""
+        """Return the other times that a job is compared with."""
         if job.seeds > 1:
             return {"one_seed_seconds": self._alone(job, federations[:1]).median / job.units}
         if job.alpha is not None:
@@ -162,26 +160,24 @@ class Bench:
 
 
 def _ours(job: BenchJob, drive: Drive) -> Entrant:
-    return (
-        Entrant(lambda t: drive.play(t, phase=1), before=drive.play)
-        if job.distil
-        else Entrant(drive.play)
-    )
+    if job.distil:
+        return Entrant(lambda t: drive.play(t, phase=1), before=drive.play)
+    return Entrant(drive.play)
 
 
 def _plain(job: BenchJob, loop: PlainLoop) -> Entrant:
     if job.distil:
         teachers = loop.teachers()
         return Entrant(lambda t: loop.distil(teachers, job.distil))
-    return Entrant(
-        lambda t: loop.round(
-            [choose(seed, t, job.clients, job.cohort) for seed in range(job.seeds)]
-        )
-    )
+
+    def play(t: int) -> None:
+        loop.round([choose(seed, t, job.clients, job.cohort) for seed in range(job.seeds)])
+
+    return Entrant(play)
 
 
 def _figure(job: BenchJob, mine: Timing, plain: Timing, extra: Entry) -> Entry:
-    """The number that the table of targets asks for, and what it is."""
+    """Return the number that the table of targets lists, and its unit."""
     if job.distil:
         return {"figure": mine.median / extra["pass_seconds"], "figure_of": "x one pass"}
     if job.seeds > 1:
@@ -195,8 +191,9 @@ def _figure(job: BenchJob, mine: Timing, plain: Timing, extra: Entry) -> Entry:
 
 
 def _by_strategy(measured: JobTimings, units: int) -> Entry:
-    """Seconds of every strategy alone, and what choosing costs: our time by the best of theirs and
-    the plain loop's.
+    """Return the seconds of every single strategy, and the cost of choosing among them.
+
+    The cost is our time divided by the best time of the strategies and the plain loop.
     """
     if not measured.singles:
         return {}
@@ -206,10 +203,8 @@ def _by_strategy(measured: JobTimings, units: int) -> Entry:
 
 
 def _strategy(facts: Mapping[str, Any]) -> str | None:
-    """In a word; where an engine chose several, one for each shape of work, all of them."""
-    told = facts.get("strategy")
-    return (
-        ", ".join(sorted({str(one) for one in told.values()}))
-        if isinstance(told, Mapping)
-        else told
-    )
+    """Return the engine's strategy; all of them, if it chose one for each shape of work."""
+    strategy = facts.get("strategy")
+    if isinstance(strategy, Mapping):
+        return ", ".join(sorted(set(map(str, strategy.values()))))
+    return strategy

@@ -1,4 +1,4 @@
-"""Where and how a measurement is made: engine, device, arithmetic."""
+"""The setting of a measurement: engine, device and precision."""
 
 import inspect
 import os
@@ -24,6 +24,8 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class BenchSetting:
+    """The engine, the device and the precision of a measurement."""
+
     engine: str
     device: torch.device
     precision: str
@@ -32,45 +34,43 @@ class BenchSetting:
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of weights and data; bf16 is a matter of casting in between."""
+        """The type of weights and data; bf16 only casts inside forward passes."""
         return DTYPES[self.precision]
 
     @property
     def options(self) -> dict[str, Any]:
-        """What the engine is told beyond the four things every engine takes."""
+        """The engine's options, besides the four parameters of every engine."""
         takes = inspect.signature(find_engine(self.engine)).parameters
-        # that is a matter of dtype
-        precision = None if self.precision == "fp64" else self.precision
+        precision = None if self.precision == "fp64" else self.precision  # fp64 is in dtype
         wanted = {"precision": precision, "strategy": self.strategy}
         given = {
             name: value for name, value in wanted.items() if name in takes and value is not None
         }
         if self.precision == "bf16" and "precision" not in given:
-            raise InputError(f"engine {self.engine!r} knows no precision bf16")
+            raise InputError(f"engine {self.engine!r} does not support precision 'bf16'")
         if self.strategy is not None and "strategy" not in given:
             raise InputError(f"engine {self.engine!r} has no strategies to choose from")
         return given
 
     @property
     def device_name(self) -> str:
+        """The name of the GPU or of the processor."""
         if self.device.type == "cuda":
             return torch.cuda.get_device_name(self.device)
         return f"cpu ({_processor()}, {os.cpu_count()} cores)"
 
     def cast(self) -> AbstractContextManager[Any]:
-        """Around forward passes of code that is not an engine's."""
-        return (
-            torch.autocast(self.device.type, torch.bfloat16)
-            if self.precision == "bf16"
-            else nullcontext()
-        )
+        """Return the context for forward passes outside an engine."""
+        if self.precision == "bf16":
+            return torch.autocast(self.device.type, torch.bfloat16)
+        return nullcontext()
 
     @contextmanager
     def arithmetic(self) -> Iterator[None]:
-        """tf32 allowed or not, as the precision says; put back afterwards.
+        """Allow or forbid tf32 as the precision says, and restore torch's setting at the end.
 
-        Set by the older of torch's two ways, which leaves both in agreement: torch.compile still
-        asks by the older one.
+        This uses the older of torch's two interfaces, which keeps both consistent: torch.compile
+        still reads the older one.
         """
         if self.device.type != "cuda":
             yield
@@ -92,21 +92,22 @@ def setting(
     strategy: str | None = None,
     repeats: int = 5,
 ) -> BenchSetting:
-    """Checked; what is not said is chosen: a GPU where there is one, tf32 there and fp32 elsewhere,
-    the fastest engine.
+    """Return a setting, or raise InputError if it is not possible.
+
+    The defaults are a GPU if there is one, tf32 on a GPU and fp32 on a CPU, and the fastest engine.
     """
-    place = find_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    torch_device = find_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     name = engine or next(name for name in ("auto", "batched", "serial") if name in ENGINES)
     find_engine(name)
-    precision = precision or ("tf32" if place.type == "cuda" else "fp32")
-    # engines cast on a GPU alone
-    there = [name for name in DTYPES if place.type == "cuda" or name not in ("tf32", "bf16")]
-    if precision not in there:
+    precision = precision or ("tf32" if torch_device.type == "cuda" else "fp32")
+    # engines use tf32 and bf16 only on a GPU
+    known = [name for name in DTYPES if torch_device.type == "cuda" or name not in ("tf32", "bf16")]
+    if precision not in known:
         raise InputError(
-            f"unknown precision {precision!r} on {place.type}; there are: {choices(there)}"
+            f"unknown precision {precision!r} on {torch_device.type}; there are: {choices(known)}"
         )
-    chosen = BenchSetting(name, place, precision, repeats, strategy)
-    _ = chosen.options  # complain before anything is measured
+    chosen = BenchSetting(name, torch_device, precision, repeats, strategy)
+    _ = chosen.options  # raises an error before anything is measured
     return chosen
 
 

@@ -1,4 +1,4 @@
-"""What was measured, as a table for people and as a document for files."""
+"""Writes measurements as a table for the screen and as a document for files."""
 
 import platform
 import subprocess
@@ -17,17 +17,15 @@ from feddkd.version import __version__
 
 
 def document(entries: Sequence[Entry], setting: BenchSetting, *, small: bool) -> dict[str, Any]:
+    """Return the measurements with the versions, the commit and the machine, for a JSON file."""
+    status = _git("status", "--porcelain", "--", "*.py")
     return {
         "jobs": list(entries),
         "feddkd": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "commit": _git("rev-parse", "HEAD"),
-        "changed": (
-            None
-            if (status := _git("status", "--porcelain", "--", "*.py")) is None
-            else bool(status)
-        ),
+        "changed": None if status is None else bool(status),
         "device": setting.device_name,
         "threads": torch.get_num_threads(),
         "precision": setting.precision,
@@ -38,9 +36,7 @@ def document(entries: Sequence[Entry], setting: BenchSetting, *, small: bool) ->
 
 
 def _git(*words: str) -> str | None:
-    """What git says of the tree this file lies in; None where it is not in one, or where there is
-    no git.
-    """
+    """Return git's answer about the folder of this file; None if git or a repository is missing."""
     try:
         done = subprocess.run(
             ["git", *words],
@@ -56,7 +52,7 @@ def _git(*words: str) -> str | None:
 
 
 def page(entries: Sequence[Entry], setting: BenchSetting) -> Table:
-    """One row a job; fits a hundred columns."""
+    """Return a table with one row for each job; it fits into 100 columns."""
     table = Table(
         title=f"{setting.engine}, {setting.precision}, {setting.device_name}",
         caption=(
@@ -89,14 +85,11 @@ def page(entries: Sequence[Entry], setting: BenchSetting) -> Table:
 
 
 def _alone(entry: Entry) -> str:
-    """What choosing costs, then every single strategy, the quickest first."""
-    each = sorted(entry.get("strategy_seconds", {}).items(), key=lambda item: item[1])
-    return "\n".join(
-        [
-            f"{entry.get('auto_over_best', float('nan')):.3f}",
-            *(f"{name} {1000 * s:.3g}" for name, s in each),
-        ]
-    )
+    """Return the cost of choosing, then the milliseconds of each strategy, the fastest first."""
+    strategies = sorted(entry.get("strategy_seconds", {}).items(), key=lambda item: item[1])
+    lines = [f"{entry.get('auto_over_best', float('nan')):.3f}"]
+    lines += [f"{name} {1000 * seconds:.3g}" for name, seconds in strategies]
+    return "\n".join(lines)
 
 
 def _time(median: float, spread: Sequence[float], unit: str) -> str:

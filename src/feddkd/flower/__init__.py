@@ -1,1 +1,1 @@
-"""The same methods on a federation of Flower nodes. No other package imports flwr."""
+"""Runs experiments on a federation of Flower nodes. No other package imports flwr."""

@@ -10,43 +10,65 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
 from feddkd.engines.interface import EngineFactory
 from feddkd.errors import RunError
 from feddkd.experiment import Experiment, expand
-from feddkd.flower.app_bases import Answering, Kept, serving
 from feddkd.flower.engine import Flower
-from feddkd.flower.messages import Page
-from feddkd.flower.node import Load, Own, ask, respond
+from feddkd.flower.flwr_internals import limit_retries, retry_content_sooner
+from feddkd.flower.messages import ExchangeRequest
+from feddkd.flower.node import Load, NodeConfig, ask, respond
 from feddkd.flower.secure import Secure
+from feddkd.flower.transport import (
+    bytes_in,
+    json_in,
+    message_record,
+    read_memory,
+    tensor_record,
+    write_memory,
+)
 from feddkd.runs.runner import execute
 from feddkd.runs.session import Every
 
-EXPERIMENT = "experiment."  # keys of the run's configuration that begin so are the experiment's
+EXPERIMENT = "experiment."  # the prefix of the experiment's keys in the run's configuration
 OPTIONS = {"deadline": float, "join": float, "poll": float}  # of the engine
+PATIENCE = 60.0  # seconds to wait for a SuperLink that does not answer
 
 
-class NodeApp(Answering):
-    """A node's clients, on the experiment's data or on what `load` brings."""
+class NodeApp(ClientApp):
+    """Answers for a node's clients, on the experiment's data or on the data that `load` returns.
+
+    It reads the kind of a message itself: the method decides which phases there are, so no function
+    can be registered for each of them.
+    """
 
     def __init__(self, load: Load | None = None) -> None:
         super().__init__()
         self._load = load
 
-    def ask(self, context: Any, what: str, page: Page, kept: Kept) -> tuple[Page, Kept]:
-        return ask(self._own(context), what, page, kept)
+    def __call__(self, message: Message, context: Context) -> Message:
+        config, memory, content = self._config(context), read_memory(context), json_in(message)
+        category, _, query = message.metadata.message_type.partition(".")
+        if category == "query":
+            answer, memory = ask(config, query, content, memory)
+            records = RecordDict({"page": message_record(answer)})
+        else:
+            request = ExchangeRequest.read(content)
+            reply, upload, memory = respond(config, request, bytes_in(message.content), memory)
+            records = RecordDict({"page": message_record(reply), "tensors": tensor_record(upload)})
+        write_memory(context, memory)
+        return Message(records, reply_to=message)
 
-    def respond(
-        self, context: Any, page: Page, sent: bytes, kept: Kept
-    ) -> tuple[Page, bytes, Kept]:
-        return respond(self._own(context), page, sent, kept)
-
-    def _own(self, context: Any) -> Own:
+    def _config(self, context: Context) -> NodeConfig:
+        """Return what the node's own configuration says."""
         config = context.node_config
         folder = config.get("data", os.environ.get("FEDDKD_DATA"))
-        part, parts = (int(config[key]) for key in ("partition-id", "num-partitions"))
-        return Own(
-            part,
-            parts,
+        return NodeConfig(
+            int(config["partition-id"]),
+            int(config["num-partitions"]),
             Path(str(folder)) if folder else None,
             self._load,
             bool(config.get("secure", False)),
@@ -55,15 +77,13 @@ class NodeApp(Answering):
 
 
 def serve(grid: Any, config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One experiment over the nodes behind a Grid: record, checkpoints and costs are those of any
-    run.
-    """
-    spelled = {
+    """Run one experiment on the nodes behind a Grid, with records and checkpoints like any run."""
+    keys = {
         key.removeprefix(EXPERIMENT): value
         for key, value in config.items()
         if key.startswith(EXPERIMENT)
     }
-    experiments = expand(spelled)
+    experiments = expand(keys)
     options: dict[str, Any] = {
         name: kind(config[name]) for name, kind in OPTIONS.items() if name in config
     }
@@ -81,17 +101,19 @@ def serve(grid: Any, config: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def engine_on(grid: Any, experiment: Experiment, *, secure: bool, **options: Any) -> EngineFactory:
-    """Return what makes the engine of an experiment over the nodes behind a Grid."""
-    return partial(
-        Secure if secure else Flower, grid=grid, experiment=experiment.as_dict(), **options
-    )
-
-
-def _serve_to_the_end(grid: Any, config: Mapping[str, Any]) -> None:
-    for summary in serve(grid, config):
-        if "ended" in summary:
-            raise RunError(summary["ended"])
+    """Return a factory of the engine that runs an experiment on the nodes behind a Grid."""
+    engine = Secure if secure else Flower
+    return partial(engine, grid=grid, experiment=experiment.as_dict(), **options)
 
 
 client = NodeApp()
-server = serving(_serve_to_the_end)
+server = ServerApp()
+
+
+@server.main()
+def _main(grid: Grid, context: Context) -> None:
+    retry_content_sooner()
+    limit_retries(grid, PATIENCE)
+    for summary in serve(grid, context.run_config):
+        if "ended" in summary:
+            raise RunError(summary["ended"])

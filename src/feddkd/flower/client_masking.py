@@ -1,14 +1,14 @@
-"""A client's half of secure aggregation: its secrets of a round, its masked uploads, and what it
-tells of its peers' secrets.
+"""The client's half of secure aggregation: its secrets of a round, its masked uploads, and the
+shares of its peers' secrets that it reveals.
 
-Every exchange of a round has a key and a seed of its own, drawn and shared when the round begins.
-So what is told in one of them says nothing of another: were it one key for the round, then the key
-of a client that falls silent in DKD's last step, together with its seeds, told before, would lay
-open all that it has uploaded since the round began.
+Every exchange of a round has its own key and its own seed, drawn and shared when the round begins,
+so a secret that is revealed for one exchange says nothing about another. With one key for the whole
+round, the key of a client that stops answering in DKD's last step, together with its seeds that
+were revealed before, would uncover all its uploads of the round.
 
-A client tells one thing of a peer for an exchange: its seed, if the peer's upload is in the sum, or
-else its key. It tells it for one set of survivors and no other, whoever asks again, and for no
-fewer than the threshold.
+For each exchange a client reveals one share of a peer's secrets: of its seed if the peer's upload
+is in the sum, otherwise of its key. It does so for one set of survivors only, however often it is
+asked, and for no fewer survivors than the threshold.
 """
 
 import json
@@ -18,20 +18,28 @@ from typing import Any
 
 from feddkd.flower import shares
 from feddkd.flower.masking import encode, mask, to_groups, weights
+from feddkd.flower.messages import (
+    ExchangeRequest,
+    MaskingOrder,
+    PublicKeys,
+    RevealedShares,
+    SealedShares,
+)
 from feddkd.flower.shares import LEAST, name_of
-from feddkd.flower.wire import WireError, pack
+from feddkd.flower.wire import NodeMemory, WireError, pack
 from feddkd.method import Collect
 from feddkd.tensors import Groups
 
-Page = dict[str, Any]
-Kept = dict[str, bytes]
-KINDS = ("seeds", "keys")  # what shares are of
+KINDS = ("seeds", "keys")  # of the secrets that are split into shares
 Hex = str
 
 
 @dataclass
 class Secrets:
-    """What a client keeps of a round: its own secrets, and its shares of the others'."""
+    """A client's secrets of a round, and its shares of the others' secrets.
+
+    It is kept as JSON, so its numbers of clients are texts.
+    """
 
     client: int
     session: str
@@ -40,210 +48,219 @@ class Secrets:
     keys: dict[str, Hex]  # by exchange
     seeds: dict[str, Hex]
     threshold: int = 0
-    # what each member has made public; keys of JSON are texts
-    peers: dict[str, Any] = field(default_factory=dict)
-    # member -> "seeds", "keys" -> exchange -> share
+    peers: dict[str, Any] = field(default_factory=dict)  # member -> its public keys
+    # member -> "seeds" or "keys" -> exchange -> share
     held: dict[str, dict[str, dict[str, Hex]]] = field(default_factory=dict)
-    complete: bool = False  # whether the others' shares have come
+    complete: bool = False  # whether the others' shares have arrived
     masked: list[str] = field(default_factory=list)  # exchanges for which there is an upload
-    # round -> exchange -> survivors; outlives the round
+    # round -> exchange -> survivors; later rounds keep it
     revealed: dict[str, dict[str, list[int]]] = field(default_factory=dict)
 
-    def announce(self) -> Page:
-        """What everybody may know."""
-        return {
-            "channel": shares.public(bytes.fromhex(self.channel)).hex(),
-            "keys": {
-                name: shares.public(bytes.fromhex(key)).hex() for name, key in self.keys.items()
-            },
-            "checks": {
-                name: shares.derive(bytes.fromhex(seed), "check").hex()
-                for name, seed in self.seeds.items()
-            },
+    def public(self) -> PublicKeys:
+        """Return the public keys and the checks of the seeds."""
+        keys = {name: shares.public(bytes.fromhex(key)).hex() for name, key in self.keys.items()}
+        checks = {
+            name: shares.derive(bytes.fromhex(seed), "check").hex()
+            for name, seed in self.seeds.items()
         }
+        return PublicKeys(shares.public(bytes.fromhex(self.channel)).hex(), keys, checks)
 
-    def with_peer(self, peer: int) -> bytes:
-        """The key for what passes between the two."""
-        return shares.agree(
-            bytes.fromhex(self.channel), bytes.fromhex(self.peers[str(peer)]["channel"])
-        )
+    def channel_to(self, peer: int) -> bytes:
+        """Return the key that encrypts the messages between this client and a peer."""
+        point = self.peers[str(peer)]["channel"]
+        return shares.agree(bytes.fromhex(self.channel), bytes.fromhex(point))
 
 
 def begin(
-    client: int, session: str, digest: str, round: int, names: Sequence[str], kept: Kept
-) -> tuple[Page, Kept]:
-    """New secrets for every exchange of a round. For which survivors others were told of is not
-    forgotten while the experiment is the same: a server that goes on from its checkpoint plays a
-    round again.
+    client: int, session: str, digest: str, round: int, names: Sequence[str], memory: NodeMemory
+) -> tuple[PublicKeys, NodeMemory]:
+    """Draw new secrets for every exchange of a round.
+
+    The sets of survivors for which shares were revealed are kept while the experiment is the same,
+    because a server that resumes from its checkpoint plays a round again.
     """
-    past = _read(kept, client).revealed if _tag(client) in kept else {}
-    own = Secrets(
+    past = _read(memory, client).revealed if _tag(client) in memory else {}
+    secrets = Secrets(
         client,
         session,
         f"{digest}-{round}",
         shares.new_key().hex(),
         {name: shares.new_key().hex() for name in names},
         {name: shares.new_seed().hex() for name in names},
-        revealed={name: told for name, told in past.items() if name.startswith(f"{digest}-")},
+        revealed={name: sets for name, sets in past.items() if name.startswith(f"{digest}-")},
     )
-    return own.announce(), _write(kept, own)
+    return secrets.public(), _write(memory, secrets)
 
 
 def deal(
-    client: int, session: str, threshold: int, public: Mapping[str, Any], kept: Kept
-) -> tuple[Page, Kept]:
-    """Shares of one's secrets, sealed for each of the others."""
-    own = _open(kept, client, session)
-    members = sorted({int(member) for member in public})
-    if own.peers:
-        raise WireError("it has dealt out its shares of this round already")
+    client: int,
+    session: str,
+    threshold: int,
+    public: Mapping[int, PublicKeys],
+    memory: NodeMemory,
+) -> tuple[SealedShares, NodeMemory]:
+    """Split the client's secrets into shares and encrypt one for each of the other members."""
+    secrets = _open(memory, client, session)
+    members = sorted(public)
+    if secrets.peers:
+        raise WireError("the client has already sent its shares of this round")
     if not LEAST <= threshold <= len(members) or 2 * threshold <= len(members):
         raise WireError(
-            f"a threshold of {threshold} among {len(members)} clients: at least {LEAST}, and more"
-            " than half of them"
+            f"the threshold is {threshold} among {len(members)} clients; it must be at least"
+            f" {LEAST} and more than half of them"
         )
-    _check_public(own, public, members)
-    own.threshold, own.peers = threshold, dict(public)
-    dealt = {
-        kind: {
-            name: shares.split(bytes.fromhex(secret), threshold, len(members))
-            for name, secret in secrets.items()
-        }
-        for kind, secrets in zip(KINDS, (own.seeds, own.keys), strict=True)
-    }
+    _check_public(secrets, public)
+    secrets.threshold = threshold
+    secrets.peers = {str(member): keys.as_json() for member, keys in public.items()}
     sealed = {}
-    for at, member in enumerate(members):
-        theirs = {
-            kind: {name: cut[at] for name, cut in every.items()} for kind, every in dealt.items()
-        }
+    for member, parts in zip(members, _split(secrets, len(members)), strict=True):
         if member == client:
-            own.held[str(client)] = _as_text(theirs)
+            secrets.held[str(client)] = _as_text(parts)
         else:
-            parts = (list(theirs[kind].values()) for kind in KINDS)
-            sealed[str(member)] = shares.seal(
-                own.with_peer(member), client, member, *parts
+            seeds, keys = (list(parts[kind].values()) for kind in KINDS)
+            sealed[member] = shares.seal(
+                secrets.channel_to(member), client, member, seeds, keys
             ).decode()
-    return {"sealed": sealed}, _write(kept, own)
+    return SealedShares(sealed), _write(memory, secrets)
 
 
-def _check_public(own: Secrets, public: Mapping[str, Any], members: Sequence[int]) -> None:
-    if public.get(str(own.client)) != own.announce() or set(public) != {
-        str(member) for member in members
-    }:
-        raise WireError("its own public keys are not those it has sent, or a member is there twice")
-    for peer in public.values():
-        if set(peer["keys"]) != set(own.keys):
+def _split(secrets: Secrets, members: int) -> list[dict[str, dict[str, bytes]]]:
+    """Return each member's shares of all secrets: kind -> exchange -> share."""
+    parts: list[dict[str, dict[str, bytes]]] = [
+        {kind: {} for kind in KINDS} for _ in range(members)
+    ]
+    for kind, by_exchange in zip(KINDS, (secrets.seeds, secrets.keys), strict=True):
+        for name, secret in by_exchange.items():
+            split = shares.split(bytes.fromhex(secret), secrets.threshold, members)
+            for part, share in zip(parts, split, strict=True):
+                part[kind][name] = share
+    return parts
+
+
+def _check_public(secrets: Secrets, public: Mapping[int, PublicKeys]) -> None:
+    if public.get(secrets.client) != secrets.public():
+        raise WireError("the client's public keys are not those that it has sent")
+    for keys in public.values():
+        if set(keys.keys) != set(secrets.keys):
             raise WireError(
-                f"its peers know of other exchanges: {sorted(peer['keys'])}, and not"
-                f" {sorted(own.keys)}"
+                f"a peer has keys for other exchanges: {sorted(keys.keys)} instead of"
+                f" {sorted(secrets.keys)}"
             )
-        for point in (peer["channel"], *peer["keys"].values()):
+        for point in (keys.channel, *keys.keys.values()):
             shares.check_public(bytes.fromhex(point))
 
 
-def accept(own: Secrets, sealed: Mapping[str, str]) -> None:
-    """The others' shares.
+def accept(secrets: Secrets, sealed: Mapping[int, str]) -> None:
+    """Take the other clients' shares.
 
-    Whose have come are the members, and masks are for all of them, until the round ends.
+    The clients whose shares arrive are the members until the round ends: masks are for all of them.
     """
-    if own.complete or not own.peers:
-        raise WireError("shares come once a round, after one's own were dealt out")
-    names = list(own.seeds)
-    for sender, text in ((int(member), text) for member, text in sealed.items()):
-        found = shares.unseal(own.with_peer(sender), sender, own.client, text.encode(), len(names))
+    if secrets.complete or not secrets.peers:
+        raise WireError("shares arrive once a round, after the client has sent its own shares")
+    names = list(secrets.seeds)
+    for sender, text in sealed.items():
+        parts = shares.unseal(
+            secrets.channel_to(sender), sender, secrets.client, text.encode(), len(names)
+        )
         theirs = {
             kind: dict(zip(names, part, strict=True))
-            for kind, part in zip(KINDS, found, strict=True)
+            for kind, part in zip(KINDS, parts, strict=True)
         }
-        own.held[str(sender)] = _as_text(theirs)
-    if len(own.held) < own.threshold:
-        raise WireError(f"shares of {len(own.held)} clients, and {own.threshold} are the threshold")
-    own.complete = True
+        secrets.held[str(sender)] = _as_text(theirs)
+    if len(secrets.held) < secrets.threshold:
+        raise WireError(
+            f"there are shares of {len(secrets.held)} clients, fewer than the threshold of"
+            f" {secrets.threshold}"
+        )
+    secrets.complete = True
 
 
 def masked(
-    client: int,
-    page: Page,
+    request: ExchangeRequest,
+    order: MaskingOrder,
     digest: str,
     collect: Mapping[str, Collect],
     examples: int,
     upload: Groups,
-    kept: Kept,
-) -> tuple[bytes, Kept]:
-    """An upload, weighted and masked, for the exchange that an order's key names: once, since a
-    mask used twice hides nothing.
+    memory: NodeMemory,
+) -> tuple[bytes, NodeMemory]:
+    """Weight and mask an upload for the exchange of a request.
+
+    Each mask is used once: a mask that is used twice hides nothing.
     """
-    _, round, index, step = page["key"]
-    own, name = _open(kept, client, page["secure"]["session"]), name_of(index, step)
-    if own.round != f"{digest}-{round}" or name not in own.seeds or name in own.masked:
-        raise WireError(f"it has no mask, or none any more, for exchange {name} of round {round}")
-    if "sealed" in page["secure"]:
-        accept(own, page["secure"]["sealed"])
-    if not own.complete:
-        raise WireError("the others' shares have not come")
-    words = encode(upload, weights(collect, examples), len(own.held))
-    key = bytes.fromhex(own.keys[name])
+    client = request.client
+    _, round, index, step = request.key
+    secrets, name = _open(memory, client, order.session), name_of(int(index), int(step))
+    if secrets.round != f"{digest}-{round}" or name not in secrets.seeds or name in secrets.masked:
+        raise WireError(f"the client has no unused mask for exchange {name} of round {round}")
+    if order.sealed is not None:
+        accept(secrets, order.sealed)
+    if not secrets.complete:
+        raise WireError("the other clients' shares have not arrived")
+    words = encode(upload, weights(collect, examples), len(secrets.held))
+    key = bytes.fromhex(secrets.keys[name])
     pairs = {
-        int(peer): shares.agree(key, bytes.fromhex(own.peers[peer]["keys"][name]))
-        for peer in own.held
+        int(peer): shares.agree(key, bytes.fromhex(secrets.peers[peer]["keys"][name]))
+        for peer in secrets.held
         if int(peer) != client
     }
-    words = words + mask(
-        client, shares.derive(bytes.fromhex(own.seeds[name]), "mask"), pairs, len(words)
-    )
-    own.masked.append(name)
-    return pack(to_groups(words)), _write(kept, own)
+    own_mask = shares.derive(bytes.fromhex(secrets.seeds[name]), "mask")
+    words = words + mask(client, own_mask, pairs, len(words))
+    secrets.masked.append(name)
+    return pack(to_groups(words)), _write(memory, secrets)
 
 
 def reveal(
-    client: int, session: str, name: str, survivors: Sequence[int], kept: Kept
-) -> tuple[Page, Kept]:
-    """For one exchange, of each member one share: of its seed, if it survived, or else of its key."""
-    own, there = _open(kept, client, session), sorted({int(survivor) for survivor in survivors})
-    if name not in own.masked or client not in there:
-        raise WireError("it is asked about a sum that it has no part in")
-    if not {str(survivor) for survivor in there} <= set(own.held):
+    client: int, session: str, name: str, survivors: Sequence[int], memory: NodeMemory
+) -> tuple[RevealedShares, NodeMemory]:
+    """Reveal one share for each member: of its seed if it survived, otherwise of its key."""
+    secrets, wanted = _open(memory, client, session), sorted(set(survivors))
+    if name not in secrets.masked or client not in wanted:
+        raise WireError("the client has no upload in the sum that it is asked about")
+    if not {str(survivor) for survivor in wanted} <= set(secrets.held):
+        members = sorted(map(int, secrets.held))
+        raise WireError(f"the survivors {wanted} are not all among the members {members}")
+    if len(wanted) < secrets.threshold:
         raise WireError(
-            f"survivors {there} are not all among the members {sorted(map(int, own.held))}"
+            f"there are {len(wanted)} survivors, fewer than the threshold of {secrets.threshold}"
         )
-    if len(there) < own.threshold:
-        raise WireError(f"{len(there)} survivors, and {own.threshold} are the threshold")
-    told = own.revealed.setdefault(own.round, {}).setdefault(name, there)
-    if told != there:
+    before = secrets.revealed.setdefault(secrets.round, {}).setdefault(name, wanted)
+    if before != wanted:
         raise WireError(
-            f"it has told of exchange {name} for the survivors {told} already, and tells of it for"
-            " no others"
+            f"the client has already revealed its shares of exchange {name} for the survivors"
+            f" {before}, so it cannot for {wanted}"
         )
-    found = {
-        member: held["seeds" if int(member) in there else "keys"][name]
-        for member, held in own.held.items()
+    revealed = {
+        int(member): held["seeds" if int(member) in wanted else "keys"][name]
+        for member, held in secrets.held.items()
     }
-    return {"shares": found}, _write(kept, own)
+    return RevealedShares(revealed), _write(memory, secrets)
 
 
-# --- what is kept
+# --- storage
 
 
 def _tag(client: int) -> str:
     return f"secrets:{client}"
 
 
-def _read(kept: Kept, client: int) -> Secrets:
-    return Secrets(**json.loads(kept[_tag(client)]))
+def _read(memory: NodeMemory, client: int) -> Secrets:
+    return Secrets(**json.loads(memory[_tag(client)]))
 
 
-def _open(kept: Kept, client: int, session: str) -> Secrets:
-    own = _read(kept, client) if _tag(client) in kept else None
-    if own is None or own.session != session:
-        raise WireError("it has no secrets of this round (restarted?)")
-    return own
+def _open(memory: NodeMemory, client: int, session: str) -> Secrets:
+    secrets = _read(memory, client) if _tag(client) in memory else None
+    if secrets is None or secrets.session != session:
+        raise WireError("the client has no secrets of this round (was its node restarted?)")
+    return secrets
 
 
-def _write(kept: Kept, own: Secrets) -> Kept:
-    return {**kept, _tag(own.client): json.dumps(asdict(own)).encode()}
+def _write(memory: NodeMemory, secrets: Secrets) -> NodeMemory:
+    return {**memory, _tag(secrets.client): json.dumps(asdict(secrets)).encode()}
 
 
 def _as_text(parts: Mapping[str, Mapping[str, bytes]]) -> dict[str, dict[str, Hex]]:
     return {
-        kind: {name: share.hex() for name, share in every.items()} for kind, every in parts.items()
+        kind: {name: share.hex() for name, share in by_exchange.items()}
+        for kind, by_exchange in parts.items()
     }

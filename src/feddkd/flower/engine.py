@@ -1,10 +1,10 @@
-"""Messages to Flower nodes: one exchange is one push and many pulls on Flower's Grid, with a
-deadline.
+"""The engine whose clients are on Flower nodes.
 
-A client that raises, vanishes, comes late or sends something else than it should has not answered;
-the log says who and why. What a client keeps (its teacher, its private tensors) never comes here:
-it stays with the node under a tag, and every order names the tag that counts. So a node that was
-restarted is found out, and an answer that came too late has not happened.
+One exchange sends one message to every client of the cohort and waits for the replies until a
+deadline. A client that raises, disappears, is late or sends something wrong has not answered; the
+log says which client and why. The tensors that a client keeps (its teacher, its private tensors)
+stay on the node under a tag, and every request names the tag that the client should hold. So the
+server notices a node that was restarted, and a reply that came too late has no effect.
 """
 
 import logging
@@ -25,13 +25,19 @@ from feddkd.engines.interface import Order, Reply
 from feddkd.engines.serial import Serial
 from feddkd.errors import InputError
 from feddkd.flower.messages import (
-    Letter,
-    Page,
-    Post,
+    ExchangeReply,
+    ExchangeRequest,
+    FederationFacts,
+    NodeInfo,
+    NodeRequest,
+)
+from feddkd.flower.transport import (
+    Outgoing,
+    Transport,
     action,
     bytes_in,
-    page_of,
-    page_record,
+    json_in,
+    message_record,
     tensor_record,
 )
 from feddkd.flower.wire import FIRST, MOST, NOTHING, WireError, check, pack, unpack
@@ -44,7 +50,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Flower:
-    """An engine over the nodes behind a Grid. What only the server holds, it works through itself."""
+    """An engine over the nodes behind a Grid; it computes the server's own exchanges itself."""
 
     remote: ClassVar[bool] = True
     model: Model
@@ -52,15 +58,14 @@ class Flower:
     first_memos: Sequence[Groups]
     dtype: torch.dtype = torch.float32
     grid: Grid | None = None
-    # as it is spelled: what every node must know
-    experiment: Mapping[str, Any] = field(default_factory=dict)
+    experiment: Mapping[str, Any] = field(default_factory=dict)  # the keys of its TOML file
     deadline: float = 600.0  # seconds for an exchange
-    join: float = 120.0  # seconds until all clients must be there
-    poll: float = 0.1  # seconds between two looks for answers
-    most: int = MOST  # bytes of an answer
-    held: dict[int, str] = field(default_factory=dict)  # client -> tag of what it keeps
+    join: float = 120.0  # seconds until all clients must have joined
+    poll: float = 0.1  # seconds between two polls for replies
+    most: int = MOST  # bytes of a reply's tensors
+    held: dict[int, str] = field(default_factory=dict)  # client -> tag of the tensors it keeps
     _nodes: dict[int, int] = field(default_factory=dict)  # client -> Flower's number of its node
-    # client -> source -> examples
+    # client -> source -> number of examples
     _counts: dict[int, Mapping[str, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -72,212 +77,214 @@ class Flower:
         if len(self.federations) != 1:
             raise InputError("engine 'flower' takes one run at a time")
         self._server = Serial(self.model, self.federations, self.first_memos, self.dtype)
-        self._post = Post(self.grid, self.poll)
+        self._transport = Transport(self.grid, self.poll)
         self._round: str | int = 0
-        # as a client's would look at present: for its names, shapes and types
+        # stands for every client's memo: it has the same names, shapes and types
         self._memo = self.first_memos[0]
-        self._before = (self._memo, self.held)  # both as they were when the round began
+        self._before = (self._memo, self.held)  # both at the beginning of the round
 
-    # --- what an engine is asked
+    # --- the protocol of engines
 
     def sizes(self, run: int, source: Source = "train") -> Sequence[int]:
+        """Return the number of examples of each client."""
         self._gather_clients()
         return [self._counts[client][source] for client in range(len(self._counts))]
 
     def memos_of(self, run: int) -> Mapping[int, Groups]:
-        return {}  # they are not the server's to have
+        """Return nothing: clients keep their memos on their nodes."""
+        return {}
 
     def restore(self, run: int, memos: Mapping[int, Groups]) -> None:
+        """Raise InputError if a checkpoint holds memos: this engine cannot send them to nodes."""
         if memos:
             raise InputError(
-                "this run kept its clients' tensors at the server, and cannot go on where nodes"
-                " keep them themselves"
+                "cannot resume this run on Flower nodes: its checkpoint holds its clients' tensors,"
+                " and on Flower each node keeps them itself"
             )
 
     def facts(self) -> dict[str, Any]:
+        """Return the tags that clients hold, for the checkpoint."""
         return {"held": {str(client): tag for client, tag in self.held.items()}}
 
     def adopt(self, facts: Mapping[str, Any]) -> None:
-        """Also in the midst of a run: its round is then played again, from what its clients held
-        when it began.
+        """Take the tags of a checkpoint, also in the middle of a run.
+
+        The round is then played again from the tensors that clients held when it began.
         """
         self.held = {int(client): str(tag) for client, tag in facts.get("held", {}).items()}
         self._round, self._memo = 0, self._before[0]
 
     def close(self) -> None:
+        """Free the server's own engine."""
         self._server.close()
 
     def exchange(self, exchange: Exchange, orders: Sequence[Order]) -> list[Reply]:
+        """Perform one exchange: send the requests, check the replies, gather the uploads."""
         if all(order.cohort == (SERVER,) for order in orders):
             return self._server.exchange(exchange, orders)
         self._gather_clients()
         self._begin_round(orders[0])
         pattern = self._pattern(exchange, orders[0])
-        answers: list[dict[int, Groups]] = [{} for _ in orders]
-        for letter, message in self._post.converse(
-            list(self._letters(exchange, orders)), self.deadline
-        ):
+        uploads: list[dict[int, Groups]] = [{} for _ in orders]
+        outgoing = list(self._outgoing(exchange, orders))
+        for asked, message in self._transport.send(outgoing, self.deadline):
             try:
-                answers[letter.order][letter.client] = self._take(
-                    exchange, letter.client, message, pattern
-                )
-            except (WireError, KeyError, TypeError) as error:
-                _tell(letter.client, exchange, orders[letter.order], str(error))
+                upload = self._upload(exchange, asked.client, message, pattern)
+            except WireError as error:
+                _log_no_answer(asked.client, exchange, orders[asked.order], str(error))
+            else:
+                uploads[asked.order][asked.client] = upload
         return [
-            self._reply(exchange, order, own) for order, own in zip(orders, answers, strict=True)
+            self._reply(exchange, order, by_client)
+            for order, by_client in zip(orders, uploads, strict=True)
         ]
 
     # --- one exchange
 
     def _begin_round(self, order: Order) -> None:
-        """Where clients keep nothing from round to round, whoever fell out of the last one has
-        nothing to be asked for.
+        """Store the state at the beginning of a round.
+
+        Where clients keep nothing between rounds, the tags of the last round count no more.
         """
-        # else it is an evaluation
         if order.purpose == "train" and order.key[1] != self._round:
             self._round = order.key[1]
             if not self._memo:
                 self.held = dict.fromkeys(self.held, NOTHING)
             self._before = (self._memo, dict(self.held))
 
-    def _letters(self, exchange: Exchange, orders: Sequence[Order]) -> Iterator[Letter]:
-        online = self._post.online()
+    def _outgoing(self, exchange: Exchange, orders: Sequence[Order]) -> Iterator[Outgoing]:
+        """Yield the messages to the clients whose nodes are online."""
+        online = self._transport.online_nodes()
+        training = f"train.{action(exchange.phase.name)}"
         for number, order in enumerate(orders):
             tensors = tensor_record(pack(order.sent))
-            kind = (
-                "evaluate"
-                if order.purpose == "evaluate"
-                else f"train.{action(exchange.phase.name)}"
-            )
+            kind = "evaluate" if order.purpose == "evaluate" else training
             for client in order.cohort:
                 node = self._nodes[client]
                 if node in online:
-                    page = page_record(self._page(exchange, order, client))
-                    yield Letter(
-                        node, client, number, kind, RecordDict({"page": page, "tensors": tensors})
-                    )
+                    request = message_record(self._request(exchange, order, client))
+                    content = RecordDict({"page": request, "tensors": tensors})
+                    yield Outgoing(node, client, number, kind, content)
                 else:
-                    _tell(client, exchange, order, "its node is not there")
+                    _log_no_answer(client, exchange, order, "its node is offline")
 
-    def _page(self, exchange: Exchange, order: Order, client: int) -> Page:
-        retain = None if exchange.retain is None else sorted(exchange.retain)
-        told: Page = {"client": client, "key": order.key, "phase": exchange.phase.name}
-        tags = {
-            "expects": self.held.get(client, FIRST),
-            "before": self._before[1].get(client, FIRST),
-        }
-        return {**self._subject(), **told, **tags, "retain": retain}
+    def _request(self, exchange: Exchange, order: Order, client: int) -> ExchangeRequest:
+        return ExchangeRequest(
+            self.experiment,
+            self._federation_facts,
+            client=client,
+            key=order.key,
+            phase=exchange.phase.name,
+            expects=self.held.get(client, FIRST),
+            before=self._before[1].get(client, FIRST),
+            retain=None if exchange.retain is None else tuple(sorted(exchange.retain)),
+        )
 
-    def _subject(self) -> Page:
-        """The experiment, and what a node that brings its own data must know of the federation's."""
-        own = self.federations[0]
-        facts = {"shape": own.x.shape[1:], "classes": own.classes, "scale": own.transform.scale}
-        return {"experiment": self.experiment, "facts": facts}
+    @property
+    def _federation_facts(self) -> FederationFacts:
+        federation = self.federations[0]
+        shape = tuple(federation.x.shape[1:])
+        return FederationFacts(shape, federation.classes, federation.transform.scale)
 
-    def _take(self, exchange: Exchange, client: int, message: Message, pattern: Groups) -> Groups:
-        """A client's upload, once it has passed the checks; only then does what it keeps count."""
-        page = page_of(message)
-        if page.get("lost"):
-            if exchange.retain is not None:  # evaluation changes nothing
+    def _upload(self, exchange: Exchange, client: int, message: Message, pattern: Groups) -> Groups:
+        """Return a client's upload if it passes the checks; only then its new tag counts."""
+        reply = ExchangeReply.read(json_in(message))
+        training = exchange.retain is not None  # evaluation changes nothing
+        if reply.lost:
+            if training:
                 self.held.pop(client, None)
             raise WireError(
-                "it has lost what it kept (restarted?); it sits this round out and begins anew in"
-                " the next"
+                "it has lost what it kept (was its node restarted?); it misses this round and"
+                " starts from the beginning in the next"
             )
         upload = unpack(bytes_in(message.content), self.most)
-        training = exchange.retain is not None
-        # a loss that is no number is still the answer of an evaluation
+        # an evaluation may answer with a loss that is not finite
         upload = check(upload, pattern, finite=training)
         if training:
-            self.held[client] = str(page["held"])
+            self.held[client] = str(reply.held)
         return upload
 
-    def _reply(self, exchange: Exchange, order: Order, answers: Mapping[int, Groups]) -> Reply:
-        clients = tuple(client for client in order.cohort if client in answers)
+    def _reply(self, exchange: Exchange, order: Order, uploads: Mapping[int, Groups]) -> Reply:
+        """Gather the uploads as the phase says."""
+        clients = tuple(client for client in order.cohort if client in uploads)
         if not clients:
             return Reply((), {})
         device = self.federations[0].x.device
-        stacked = {
-            group: stack([answers[client][group] for client in clients])
-            for group in answers[clients[0]]
-        }
-        moved = {
-            group: {name: tensor.to(device) for name, tensor in own.items()}
-            for group, own in stacked.items()
-        }
+        stacked: dict[str, dict[str, torch.Tensor]] = {}
+        for group in uploads[clients[0]]:
+            tensors = stack([uploads[client][group] for client in clients])
+            stacked[group] = {name: tensor.to(device) for name, tensor in tensors.items()}
         examples = [self._counts[client][exchange.phase.reads.source] for client in clients]
-        return Reply(clients, gather(exchange.phase, moved, examples))
+        return Reply(clients, gather(exchange.phase, stacked, examples))
 
     def _pattern(self, exchange: Exchange, order: Order) -> Groups:
-        """What an upload should look like: that of a client made up here, with four examples and
-        one step.
+        """Return groups with the names, shapes and types of an upload.
+
+        They are the upload of a client with four examples that does one step here.
         """
-        own = self.federations[0]
-        four = np.resize(own.test, 4)
-        made_up = replace(own, train=(four,), own_test=None, validation=four, test=four)
-        phase, key = (
-            replace(exchange.phase, reads=replace(exchange.phase.reads, steps=1)),
-            ("pattern", 1, 0, 1, 0),
-        )
-        with seeded(key, own.x.device):
+        federation = self.federations[0]
+        four = np.resize(federation.test, 4)
+        small = replace(federation, train=(four,), own_test=None, validation=four, test=four)
+        phase = replace(exchange.phase, reads=replace(exchange.phase.reads, steps=1))
+        key = ("pattern", 1, 0, 1, 0)
+        with seeded(key, federation.x.device):
             upload, memo = answer(
-                self.model, phase, order.sent, self._memo, made_up, 0, key, self.dtype
+                self.model, phase, order.sent, self._memo, small, 0, key, self.dtype
             )
         if exchange.retain is not None:
             self._memo = retained(memo, exchange.retain)
         return upload
 
-    # --- who is there
+    # --- joining
 
     def _gather_clients(self) -> None:
-        """Ask every node, once, which clients it stands for and how many examples these have."""
+        """Ask every node, once, which clients it has and how many examples they have."""
         if self._counts:
             return
         wanted, end = set(range(len(self.federations[0].train))), time.monotonic() + self.join
         asked, reasons = set[int](), dict[int, str]()
-        while lacking := wanted - set(self._nodes):
-            left = end - time.monotonic()
-            if left < 0:
-                told = "".join(f"; node {node}: {why}" for node, why in reasons.items())
+        while missing := wanted - set(self._nodes):
+            seconds_left = end - time.monotonic()
+            if seconds_left < 0:
+                why = "".join(f"; node {node}: {reason}" for node, reason in reasons.items())
                 raise InputError(
-                    f"clients {sorted(lacking)} have not joined within {self.join:g} s{told}"
+                    f"clients {sorted(missing)} have not joined within {self.join:g} s{why}"
                 )
-            new = self._post.online() - asked
+            new = self._transport.online_nodes() - asked
             asked |= new
-            self._ask_who(new, reasons, left)
+            self._ask_for_clients(new, reasons, seconds_left)
             time.sleep(self.poll)
 
-    def _ask_who(self, nodes: set[int], reasons: dict[int, str], seconds: float) -> None:
-        content = RecordDict({"page": page_record(self._subject())})
-        letters = [Letter(node, -1, 0, "query.info", content) for node in sorted(nodes)]
-        for letter, message in self._post.converse(letters, seconds):
+    def _ask_for_clients(self, nodes: set[int], reasons: dict[int, str], seconds: float) -> None:
+        """Add the clients of these nodes; `reasons` gets the reason why a node is refused."""
+        request = NodeRequest(self.experiment, self._federation_facts)
+        content = RecordDict({"page": message_record(request)})
+        outgoing = [Outgoing(node, -1, 0, "query.info", content) for node in sorted(nodes)]
+        for asked, message in self._transport.send(outgoing, seconds):
             try:
-                self._enter(letter.node, page_of(message))
-            except (WireError, KeyError, TypeError, AttributeError) as error:
-                reasons[letter.node] = str(error)
+                self._add_node(asked.node, NodeInfo.read(json_in(message)))
+            except WireError as error:
+                reasons[asked.node] = str(error)
 
-    def _enter(self, node: int, page: Page) -> None:
+    def _add_node(self, node: int, info: NodeInfo) -> None:
         total = len(self.federations[0].train)
-        for client, own in ((int(text), own) for text, own in page["clients"].items()):
-            if not 0 <= client < total:
+        for client, found in info.clients.items():
+            if client >= total:
                 raise WireError(
-                    f"it stands for client {client}, and there are clients 0 to {total - 1}"
+                    f"it has client {client}, but the experiment has clients 0 to {total - 1}"
                 )
             if self._nodes.get(client, node) != node:
                 raise InputError(
-                    f"two nodes stand for client {client}; every node needs a partition-id of"
-                    " its own"
+                    f"two nodes have client {client}; every node needs a different partition-id"
                 )
             self._nodes[client] = node
-            self._counts[client] = {
-                str(source): int(count) for source, count in own["counts"].items()
-            }
-            if self.held.get(client, FIRST) not in (FIRST, *own["held"]):
-                log.warning("client %s no longer holds what it kept; it begins anew", client)
+            self._counts[client] = found.counts
+            if self.held.get(client, FIRST) not in (FIRST, *found.held):
+                log.warning("client %s has lost what it kept; it starts from the beginning", client)
                 del self.held[client]
 
 
-def _tell(client: int, exchange: Exchange, order: Order, why: str) -> None:
+def _log_no_answer(client: int, exchange: Exchange, order: Order, why: str) -> None:
     log.warning(
         "client %s has not answered phase %r, key %s: %s",
         client,

@@ -1,146 +1,253 @@
-"""What goes over Flower's Grid:
+"""The messages between the server and the nodes: one class for each kind, read from JSON and
+written as JSON.
 
-a letter is a page of JSON and, mostly, tensors. Answers are waited for until a deadline.
+The server sends a request and the node sends a reply:
+
+    query.info                NodeRequest      NodeInfo
+    query.keys                KeysRequest      PublicKeys
+    query.shares              SharesRequest    SealedShares
+    query.unmask              UnmaskRequest    RevealedShares
+    train.<phase>, evaluate   ExchangeRequest  ExchangeReply
+
+The tensors of an exchange travel beside these messages: see `wire`. The queries about keys, shares
+and masks belong to secure aggregation: see `secure`.
 """
 
-import json
-import logging
-import re
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
-
-from flwr.app import ConfigRecord, Context, Message, RecordDict
-from flwr.serverapp import Grid
-from flwr.supercore.inflatable.inflatable_utils import pull_objects
-from flwr.superlink.grid.http_grid import HttpGrid
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, Self
 
 from feddkd.flower.wire import WireError
-
-log = logging.getLogger(__name__)
-
-Page = dict[str, Any]
-SOON = 0.05  # seconds
-
-
-class Letter(NamedTuple):
-    """One message: to which node, for which client, in answer to which order."""
-
-    node: int
-    client: int
-    order: int
-    kind: str  # query.info, train.<phase>, evaluate
-    content: RecordDict
+from feddkd.randomness import Key
 
 
 @dataclass(frozen=True)
-class Post:
-    """Carries letters to nodes and brings the answers."""
+class WireMessage:
+    """A message whose declared fields are the fields of its JSON object.
 
-    grid: Grid
-    # seconds between two looks for answers, and a twentieth of the time that it takes already
-    poll: float
-
-    def online(self) -> set[int]:
-        return set(self.grid.get_node_ids())
-
-    def converse(
-        self, letters: Sequence[Letter], seconds: float
-    ) -> Iterator[tuple[Letter, Message]]:
-        """Send, and yield the answers as they come, until all are there or time is up.
-
-        An answer is told by the number of the message it replies to: those that the SuperLink makes
-        up for a lost node carry no node's number.
-        """
-        begun = time.monotonic()
-        messages = [
-            Message(letter.content, letter.node, letter.kind, ttl=seconds) for letter in letters
-        ]
-        numbers = [*self.grid.push_messages(messages)] if messages else []
-        waiting = {
-            number: letter for number, letter in zip(numbers, letters, strict=False) if number
-        }
-        if len(waiting) < len(letters):
-            log.warning(
-                "%s of %s messages could not be sent", len(letters) - len(waiting), len(letters)
-            )
-        while waiting:
-            for answer in self.grid.pull_messages(list(waiting)):
-                letter = waiting.pop(answer.metadata.reply_to_message_id, None)
-                if letter is not None:  # else it was there already: nothing counts twice
-                    yield letter, answer
-            if waiting and time.monotonic() - begun > seconds:
-                late = sorted(letter.client for letter in waiting.values())
-                log.warning("no answer within %g s from clients %s", seconds, late)
-                return
-            if waiting:
-                time.sleep(max(self.poll, (time.monotonic() - begun) / 20))
-
-
-def hasten() -> None:
-    """A message often comes a moment before its content, and Flower asks again after a second: ask
-    sooner, then ever later.
+    A field with a default is left out of the JSON while it has that default.
     """
-    pull_objects.__kwdefaults__ = {**(pull_objects.__kwdefaults__ or {}), "initial_backoff": SOON}
+
+    @classmethod
+    def read(cls, content: object) -> Self:
+        """Return the message in a JSON object, or raise WireError that names the wrong field."""
+        if not isinstance(content, dict):
+            raise WireError(f"{cls.__name__} must be a JSON object, not {_shown(content)}")
+        declared = {field.name: field for field in fields(cls)}
+        for name in content:
+            if name not in declared:
+                raise WireError(
+                    f"{cls.__name__} has an unknown field {name!r:.100}; the fields are"
+                    f" {', '.join(declared)}"
+                )
+        for name, field in declared.items():
+            if name not in content and field.default is MISSING:
+                raise WireError(f"{cls.__name__} has no field {name!r}")
+        return cls(**{name: cls._value(name, content[name]) for name in content})
+
+    @classmethod
+    def _value(cls, name: str, value: object) -> Any:
+        try:
+            return _converted(typing.get_type_hints(cls)[name], value)
+        except TypeError as error:
+            raise WireError(f"field {name!r} of {cls.__name__} {error}") from None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the message as a JSON object."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        defaults = {field.name: field.default for field in fields(self)}
+        return {name: _plain(value) for name, value in values.items() if value != defaults[name]}
 
 
-def bound(grid: Grid, seconds: float) -> None:
-    """A SuperLink that is gone ends the run: left to itself, Flower would knock for ever."""
-    hasten()
-    if isinstance(grid, HttpGrid):
-        grid._retry_invoker.max_time = seconds
+_NAMES = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    bool: "true or false",
+    tuple: "a list",
+    Mapping: "an object",
+    types.NoneType: "null",
+}
 
 
-def action(name: str) -> str:
-    """A phase's name as Flower wants actions: letters, digits, underscores."""
-    return re.sub(r"\W", "_", name)
+def _converted(kind: Any, value: Any) -> Any:
+    """Return a JSON value as the declared type, or raise TypeError if it is of another type."""
+    if kind is Any:
+        return value
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is types.UnionType:
+        return _first_fitting(arguments, value)
+    if origin is tuple and isinstance(value, list):
+        return tuple(_converted(arguments[0], part) for part in value)
+    if origin is Mapping and isinstance(value, dict):
+        key_kind, value_kind = arguments
+        return {_key(key_kind, key): _converted(value_kind, part) for key, part in value.items()}
+    if origin is None and issubclass(kind, WireMessage):
+        return kind.read(value)
+    if kind is float and type(value) is int:
+        return float(value)
+    if origin is None and type(value) is kind:  # not isinstance: True is no whole number
+        return value
+    raise TypeError(f"must be {_NAMES.get(origin or kind, kind)}, not {_shown(value)}")
 
 
-def page_record(page: Mapping[str, Any]) -> ConfigRecord:
-    return ConfigRecord({"json": json.dumps(page)})
+def _first_fitting(kinds: tuple[Any, ...], value: Any) -> Any:
+    reasons = []
+    for kind in kinds:
+        try:
+            return _converted(kind, value)
+        except TypeError as error:
+            reasons.append(str(error))
+    raise TypeError(reasons[0])
 
 
-def tensor_record(content: bytes) -> ConfigRecord:
-    """Not an ArrayRecord: that would be three objects, and every object costs Flower two requests
-    on each side.
+def _key(kind: Any, text: str) -> Any:
+    """Return an object's key; the numbers of clients are texts in JSON."""
+    if kind is str:
+        return text
+    if not text.isascii() or not text.isdecimal() or len(text) > 18 or str(int(text)) != text:
+        raise TypeError(f"must have the numbers of clients as keys, not {text!r:.100}")
+    return int(text)
+
+
+def _shown(value: object) -> str:
+    """Return a short text for a value that may be large."""
+    return type(value).__name__ if isinstance(value, list | dict) else f"{value!r:.100}"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, WireMessage):
+        return value.as_json()
+    if isinstance(value, Mapping):
+        return {key: _plain(part) for key, part in value.items()}
+    return list(value) if isinstance(value, tuple) else value
+
+
+# --- from the server to a node
+
+
+@dataclass(frozen=True)
+class FederationFacts(WireMessage):
+    """The facts that a node with its own examples must know about the federation's data."""
+
+    shape: tuple[int, ...]  # of one example
+    classes: int
+    scale: float  # the largest value of a stored pixel
+
+
+@dataclass(frozen=True)
+class NodeRequest(WireMessage):
+    """The part that all requests share; alone, it asks a node which clients it has."""
+
+    experiment: Mapping[str, Any]  # the keys of the experiment's TOML file
+    facts: FederationFacts
+
+
+@dataclass(frozen=True)
+class KeysRequest(NodeRequest):
+    """Asks a client for new public keys for the exchanges of a round."""
+
+    client: int
+    session: str  # names one attempt of a round
+    round: int
+
+
+@dataclass(frozen=True)
+class PublicKeys(WireMessage):
+    """A client's public keys of a round, and the checks of its seeds, all in hexadecimal."""
+
+    channel: str  # for the shares that two clients send each other
+    keys: Mapping[str, str]  # by exchange
+    checks: Mapping[str, str]  # by exchange; derived from the seed
+
+
+@dataclass(frozen=True)
+class SharesRequest(NodeRequest):
+    """Asks a client for shares of its secrets, one for every member of the round."""
+
+    client: int
+    session: str
+    threshold: int
+    public: Mapping[int, PublicKeys]  # by member
+
+
+@dataclass(frozen=True)
+class UnmaskRequest(NodeRequest):
+    """Asks a client for its shares that remove the masks from one sum."""
+
+    client: int
+    session: str
+    exchange: str
+    survivors: tuple[int, ...]  # the clients whose uploads are in the sum
+
+
+@dataclass(frozen=True)
+class MaskingOrder(WireMessage):
+    """The part of an ExchangeRequest that asks for a masked upload."""
+
+    session: str
+    sealed: Mapping[int, str] | None = (
+        None  # the other members' shares, in a round's first exchange
+    )
+
+
+@dataclass(frozen=True)
+class ExchangeRequest(NodeRequest):
+    """Asks a client for its part in one exchange."""
+
+    client: int
+    key: Key  # of the exchange: (seed, round, phase, step), or a word for an evaluation
+    phase: str
+    expects: str  # the tag of the tensors that the client should hold
+    before: str  # the tag of the tensors that it held when the round began
+    retain: tuple[str, ...] | None  # groups to keep afterwards; null: nothing changes
+    secure: MaskingOrder | None = None
+
+
+# --- from a node to the server
+
+
+@dataclass(frozen=True)
+class ClientInfo(WireMessage):
+    """The sizes of a client's data sets, and the tags of the tensors that it holds."""
+
+    counts: Mapping[str, int]
+    held: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class NodeInfo(WireMessage):
+    """The clients of a node."""
+
+    clients: Mapping[int, ClientInfo]
+
+
+@dataclass(frozen=True)
+class ExchangeReply(WireMessage):
+    """The outcome of an exchange: the tag of the tensors that the client holds now, or `lost`: it
+    does not hold the tensors that the server expects, so it has computed nothing.
     """
-    return ConfigRecord({"groups": content})
+
+    client: int
+    held: str | None = None
+    lost: bool = False
+
+    def __post_init__(self) -> None:
+        if self.held is None and not self.lost:
+            raise WireError("ExchangeReply has neither field 'held' nor field 'lost'")
 
 
-def page_of(message: Message) -> Page:
-    if message.has_error():
-        raise WireError(f"error {message.error.code}: {message.error.reason}")
-    try:
-        return dict(json.loads(str(message.content.config_records["page"]["json"])))
-    except (KeyError, TypeError, ValueError) as error:
-        raise WireError(f"no page: {error!r}") from None
+@dataclass(frozen=True)
+class SealedShares(WireMessage):
+    """Shares of a client's secrets, encrypted for each of the other members."""
+
+    sealed: Mapping[int, str]
 
 
-def bytes_in(records: RecordDict, name: str = "tensors") -> bytes:
-    try:
-        content = records.config_records[name]["groups"]
-    except KeyError:
-        raise WireError(f"no {name}") from None
-    if not isinstance(content, bytes):
-        raise WireError(f"{name} are no bytes")
-    return content
+@dataclass(frozen=True)
+class RevealedShares(WireMessage):
+    """For each member the client's share of one of its secrets, in hexadecimal."""
 
-
-class NodeStorage:
-    """What a node keeps between messages, in Flower's context: {tag: groups as bytes}."""
-
-    def __init__(self, context: Context) -> None:
-        self._state = context.state
-
-    def read(self) -> dict[str, bytes]:
-        return {tag: bytes_in(self._state, tag) for tag in self._state.config_records}
-
-    def write(self, kept: Mapping[str, bytes]) -> None:
-        """Only what has changed; a round that is played again gives its tags anew."""
-        there = self.read()
-        for tag in set(there) - set(kept):
-            del self._state[tag]
-        for tag, content in kept.items():
-            if there.get(tag) != content:
-                self._state[tag] = tensor_record(content)
+    shares: Mapping[int, str]

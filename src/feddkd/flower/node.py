@@ -1,8 +1,7 @@
-"""What a client does with a message, without Flower: (page, tensors, what it keeps) -> (page,
-tensors, what it keeps).
+"""The node's part of a federation, without Flower: it reads a request and returns the reply.
 
-A page names the experiment, the client, the exchange's key and the tag of what the client should
-hold. The method is code that every node has; no code comes with a message.
+A request names the experiment, the client, the exchange's key and the tag of the tensors that the
+client should hold. Every node has the method's code; no code comes with a message.
 """
 
 import functools
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from feddkd.data.batches import Source
+from feddkd.data.batches import Indices, Source
 from feddkd.data.examples import Examples, examples
 from feddkd.data.federation import Federation
 from feddkd.data.transforms import transform
@@ -24,11 +23,20 @@ from feddkd.engines.client import answer, retained, seeded
 from feddkd.engines.interface import purpose_of
 from feddkd.errors import InputError
 from feddkd.experiment import Experiment
-from feddkd.flower import client_masking
-from feddkd.flower.app_bases import Kept
-from feddkd.flower.messages import Page
-from feddkd.flower.shares import names_of
-from feddkd.flower.wire import FIRST, NOTHING, WireError, pack, unpack
+from feddkd.flower.messages import (
+    ClientInfo,
+    ExchangeReply,
+    ExchangeRequest,
+    FederationFacts,
+    KeysRequest,
+    MaskingOrder,
+    NodeInfo,
+    NodeRequest,
+    SharesRequest,
+    UnmaskRequest,
+    WireMessage,
+)
+from feddkd.flower.wire import FIRST, NOTHING, NodeMemory, WireError, pack, unpack
 from feddkd.method import Phase
 from feddkd.models.functional import Model
 from feddkd.randomness import Key
@@ -42,87 +50,84 @@ Load = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
-class Own:
-    """What a node is: part p of P, which stands for the clients p, p + P, ...; and where their
-    examples come from.
-    """
+class NodeConfig:
+    """A node's number, its clients (part p of P has the clients p, p + P, ...) and its data."""
 
     part: int
     parts: int
     folder: Path | None = None  # with the experiment's data, of which the clients take their part
-    load: Load | None = None  # or examples of the node's own
-    secure: bool = False  # whether its clients upload nothing that is not masked
+    load: Load | None = None  # or a function that loads the node's own examples
+    secure: bool = False  # True: the clients refuse to upload without masks
     context: Any = field(default=None, compare=False)
 
     def clients(self, experiment: Experiment) -> range:
+        """Return the node's clients."""
         return range(self.part, experiment.clients, self.parts)
 
     def check(self, client: int, experiment: Experiment) -> None:
-        if client not in self.clients(experiment):
-            raise WireError(
-                f"client {client} is not here; this node stands for"
-                f" {list(self.clients(experiment))}"
-            )
+        """Raise WireError if a client is not one of the node's."""
+        clients = self.clients(experiment)
+        if client not in clients:
+            raise WireError(f"client {client} is not on this node, which has {list(clients)}")
 
-    def federation(self, experiment: Experiment, facts: Mapping[str, Any]) -> Federation:
-        return (
-            prepare(experiment, self.folder).federation
-            if self.load is None
-            else self._loaded(experiment, facts)
-        )
+    def federation(self, experiment: Experiment, facts: FederationFacts) -> Federation:
+        """Return the part of the experiment's data that this node has."""
+        if self.load is None:
+            return prepare(experiment, self.folder).federation
+        return self._loaded(self.load, experiment, facts)
 
-    def _loaded(self, experiment: Experiment, facts: Mapping[str, Any]) -> Federation:
-        """A federation in which nobody but this client holds anything."""
-        assert self.load is not None
+    def _loaded(self, load: Load, experiment: Experiment, facts: FederationFacts) -> Federation:
+        """Return a federation in which only this node's client has examples."""
         clients = self.clients(experiment)
         if len(clients) != 1:
             raise InputError(
-                f"a node with examples of its own is one client; this one stands for {len(clients)}"
+                f"a node with its own examples must have one client; this one has {len(clients)}"
             )
-        x, y, *test = self.load(self.context)
-        held = [examples((x, y)), *([examples(tuple(test))] if test else [])]
-        for part in held:
+        x, y, *test = load(self.context)
+        parts = [examples((x, y)), *([examples(tuple(test))] if test else [])]
+        for part in parts:
             _check_facts(part, facts)
-        cut, end, nobody = len(held[0]), sum(map(len, held)), np.arange(0)
-        mine, tests = (
-            [own if k in clients else nobody for k in range(experiment.clients)]
-            for own in (np.arange(cut), np.arange(cut, end))
-        )
+        cut, end, none = len(parts[0]), sum(map(len, parts)), np.arange(0)
+
+        def only_here(indices: Indices) -> tuple[Indices, ...]:
+            return tuple(indices if k in clients else none for k in range(experiment.clients))
+
         return Federation(
-            x=torch.cat([part.x for part in held]),
-            y=torch.cat([part.y for part in held]),
-            classes=facts["classes"],
-            transform=transform(experiment.transform_text, facts["scale"]),
-            train=tuple(mine),
-            own_test=tuple(tests),
-            validation=nobody,
-            test=nobody,
+            x=torch.cat([part.x for part in parts]),
+            y=torch.cat([part.y for part in parts]),
+            classes=facts.classes,
+            transform=transform(experiment.transform_text, facts.scale),
+            train=only_here(np.arange(cut)),
+            own_test=only_here(np.arange(cut, end)),
+            validation=none,
+            test=none,
         )
 
 
-def _check_facts(part: Examples, facts: Mapping[str, Any]) -> None:
-    if list(part.x.shape[1:]) != list(facts["shape"]):
+def _check_facts(part: Examples, facts: FederationFacts) -> None:
+    shape = tuple(part.x.shape[1:])
+    if shape != facts.shape:
         raise InputError(
-            f"the examples here are of shape {tuple(part.x.shape[1:])}, and the federation's"
-            f" {tuple(facts['shape'])}"
+            f"the examples of this node have shape {shape}; the federation's have {facts.shape}"
         )
-    if int(part.y.max()) >= facts["classes"]:
+    if int(part.y.max()) >= facts.classes:
         raise InputError(
-            f"labels here go up to {int(part.y.max())}, and the federation has {facts['classes']}"
-            " classes"
+            f"the largest label of this node is {int(part.y.max())}; the federation has"
+            f" {facts.classes} classes, so it may be {facts.classes - 1} at most"
         )
 
 
 @dataclass(frozen=True)
 class NodeExperiment:
-    """Everything at hand for the clients of one node in one experiment."""
+    """The data and the model that a node's clients need in one experiment."""
 
     experiment: Experiment
     model: Model
     federation: Federation
-    first: Groups  # what every client begins with
+    first: Groups  # the tensors that every client starts with
 
     def phase(self, key: Key, name: str) -> Phase:
+        """Return the phase of the exchange with this key."""
         if purpose_of(key) == "evaluate":
             return next(
                 (phase for phase in evaluation.PHASES.values() if phase.name == name),
@@ -131,168 +136,200 @@ class NodeExperiment:
         if purpose_of(key) == "diagnose":
             return diagnostics.PHASE
         _, round, index, step = (int(part) for part in key)
-        plan = self.experiment.parsed_method.fitted(self.model).plan(round)
-        found = [
-            e.phase
-            for e in plan
-            if (e.index, e.step, e.phase.at) == (index, step, "clients") and e.phase.client
-        ]
-        if len(found) != 1:
-            raise WireError(
-                f"there is no exchange {index}, step {step}, in round {round} of"
-                f" {self.experiment.method}"
-            )
-        return found[0]
-
-    def masked(self, page: Page, upload: Groups, kept: Kept) -> tuple[bytes, Kept]:
-        client, phase = int(page["client"]), self.phase(tuple(page["key"]), page["phase"])
-        examples = self.counts(client)[phase.reads.source]
-        return client_masking.masked(
-            client, page, _short(self.experiment), phase.collect, examples, upload, kept
+        for exchange in self.experiment.parsed_method.fitted(self.model).plan(round):
+            phase = exchange.phase
+            same = (exchange.index, exchange.step) == (index, step)
+            if same and phase.at == "clients" and phase.client:
+                return phase
+        raise WireError(
+            f"{self.experiment.method} has no exchange {index}, step {step}, in round {round}"
         )
 
     def counts(self, client: int) -> dict[str, int]:
+        """Return the sizes of a client's data sets."""
         return {
             source: len(self.federation.indices(source, client))
             for source in typing.get_args(Source)
         }
 
-    def answer(self, page: Page, sent: Groups, memo: Groups) -> tuple[Groups, Groups]:
-        client, key = int(page["client"]), (*page["key"], int(page["client"]))
-        phase = self.phase(tuple(page["key"]), page["phase"])
+    def answer(self, request: ExchangeRequest, sent: Groups, memo: Groups) -> tuple[Groups, Groups]:
+        """Compute a client's upload, and the tensors that it holds afterwards."""
+        client, key = request.client, (*request.key, request.client)
+        phase = self.phase(request.key, request.phase)
         if not len(self.federation.indices(phase.reads.source, client)):
             raise InputError(f"client {client} has no {phase.reads.source} examples")
+        dtype = DTYPES[self.experiment.dtype]
         with seeded(key, self.federation.x.device):
-            return answer(
-                self.model,
-                phase,
-                sent,
-                memo,
-                self.federation,
-                client,
-                key,
-                DTYPES[self.experiment.dtype],
-            )
+            return answer(self.model, phase, sent, memo, self.federation, client, key, dtype)
+
+    def masked(
+        self, request: ExchangeRequest, order: MaskingOrder, upload: Groups, memory: NodeMemory
+    ) -> tuple[bytes, NodeMemory]:
+        """Return the masked upload, packed."""
+        from feddkd.flower import client_masking  # needs flwr; a node without masks does not
+
+        phase = self.phase(request.key, request.phase)
+        examples = self.counts(request.client)[phase.reads.source]
+        return client_masking.masked(
+            request, order, _short_digest(self.experiment), phase.collect, examples, upload, memory
+        )
 
 
 @functools.lru_cache(maxsize=1)
-def _open(own: Own, spelled: str, told: str) -> NodeExperiment:
-    experiment, facts = Experiment(**json.loads(spelled)), json.loads(told)
-    federation = own.federation(experiment, facts)
-    model = network(experiment, federation.shape, facts["classes"])
+def _open(config: NodeConfig, experiment_text: str, facts_text: str) -> NodeExperiment:
+    experiment = Experiment(**json.loads(experiment_text))
+    facts = FederationFacts.read(json.loads(facts_text))
+    federation = config.federation(experiment, facts)
+    model = network(experiment, federation.shape, facts.classes)
     start = Start(experiment.seed, federation, *model.start())
     job = Job(model, experiment.parsed_method, [start], dtype=DTYPES[experiment.dtype])
     begun = begin(job, federation.x.device)
     return NodeExperiment(experiment, begun.model, federation, begun.memos[0])
 
 
-def open_desk(own: Own, page: Page) -> NodeExperiment:
-    """The desk for an experiment, kept until another comes: in a process that stays, data are read
-    once.
+def open_experiment(config: NodeConfig, request: NodeRequest) -> NodeExperiment:
+    """Return the request's experiment, ready to compute.
+
+    The last one is kept, so a process that stays reads the data once.
     """
     return _open(
-        own,
-        json.dumps(page["experiment"], sort_keys=True),
-        json.dumps(page["facts"], sort_keys=True),
+        config,
+        json.dumps(request.experiment, sort_keys=True),
+        json.dumps(request.facts.as_json(), sort_keys=True),
     )
 
 
-def introduce(own: Own, page: Page, kept: Kept) -> Page:
-    """Which clients are here, how many examples they have, and which tags they hold."""
-    desk = open_desk(own, page)
-    clients = own.clients(desk.experiment)
-    return {
-        "clients": {
-            k: {"counts": desk.counts(k), "held": [NOTHING, *_of(kept, k)]} for k in clients
+def describe(config: NodeConfig, request: NodeRequest, memory: NodeMemory) -> NodeInfo:
+    """Return the node's clients with the sizes of their data sets and the tags that they hold."""
+    opened = open_experiment(config, request)
+    return NodeInfo(
+        {
+            client: ClientInfo(opened.counts(client), (NOTHING, *_held(memory, client)))
+            for client in config.clients(opened.experiment)
         }
-    }
-
-
-def ask(own: Own, what: str, page: Page, kept: Kept) -> tuple[Page, Kept]:
-    """A question besides an exchange: who is here; and what secure aggregation needs."""
-    if what == "info":
-        return introduce(own, page, kept), kept
-    experiment, client, session = (
-        Experiment(**page["experiment"]),
-        int(page["client"]),
-        str(page["session"]),
     )
-    own.check(client, experiment)
-    # its plan is the method's own: where that depends on the network, nothing is summed
-    if what == "keys":
-        round, plan = int(page["round"]), experiment.parsed_method.plan(int(page["round"]))
-        return client_masking.begin(
-            client, session, _short(experiment), round, names_of(plan), kept
+
+
+def ask(
+    config: NodeConfig, query: str, content: object, memory: NodeMemory
+) -> tuple[WireMessage, NodeMemory]:
+    """Answer a query, a request that is no part of an exchange: return (reply, memory)."""
+    if query == "info":
+        return describe(config, NodeRequest.read(content), memory), memory
+    if query in ("keys", "shares", "unmask"):
+        return _ask_for_secrets(config, query, content, memory)
+    raise WireError(f"unknown query {query!r}; there are: info, keys, shares, unmask")
+
+
+def _ask_for_secrets(
+    config: NodeConfig, query: str, content: object, memory: NodeMemory
+) -> tuple[WireMessage, NodeMemory]:
+    """Answer a query of secure aggregation."""
+    from feddkd.flower import client_masking, shares  # they need flwr
+
+    if query == "shares":
+        dealt = SharesRequest.read(content)
+        config.check(dealt.client, Experiment(**dealt.experiment))
+        return client_masking.deal(
+            dealt.client, dealt.session, dealt.threshold, dealt.public, memory
         )
-    if what == "shares":
-        return client_masking.deal(client, session, int(page["threshold"]), page["public"], kept)
-    if what == "unmask":
+    if query == "unmask":
+        asked = UnmaskRequest.read(content)
+        config.check(asked.client, Experiment(**asked.experiment))
         return client_masking.reveal(
-            client, session, str(page["exchange"]), page["survivors"], kept
+            asked.client, asked.session, asked.exchange, asked.survivors, memory
         )
-    raise WireError(f"nobody here knows what query.{what} means")
+    request = KeysRequest.read(content)
+    experiment = Experiment(**request.experiment)
+    config.check(request.client, experiment)
+    # The plan need not fit the network: methods whose plan depends on it are not summed.
+    plan = experiment.parsed_method.plan(request.round)
+    return client_masking.begin(
+        request.client,
+        request.session,
+        _short_digest(experiment),
+        request.round,
+        shares.names_of(plan),
+        memory,
+    )
 
 
-def respond(own: Own, page: Page, sent: bytes, kept: Kept) -> tuple[Page, bytes, Kept]:
-    """One client's part in one exchange.
+def respond(
+    config: NodeConfig, request: ExchangeRequest, sent: bytes, memory: NodeMemory
+) -> tuple[ExchangeReply, bytes, NodeMemory]:
+    """Do one client's part in one exchange: return (reply, packed upload, memory).
 
-    What it kept before stays until the server has named what came after: an answer that is lost or
-    late leaves no trace. What it held when the round began stays as long as the round: a server may
-    have to play it again.
+    The tensors that the client held before are kept until the server names their successors, so a
+    reply that is lost or late changes nothing. Those that it held when the round began are kept as
+    long as the round, because the server may have to play the round again.
     """
-    client, expected = int(page["client"]), str(page["expects"])
-    desk, held = open_desk(own, page), _of(kept, client)
-    own.check(client, desk.experiment)
-    if own.secure and purpose_of(page["key"]) != "evaluate" and "secure" not in page:
+    client, expected = request.client, request.expects
+    opened, held = open_experiment(config, request), _held(memory, client)
+    config.check(client, opened.experiment)
+    evaluating = purpose_of(request.key) == "evaluate"
+    if config.secure and not evaluating and request.secure is None:
         raise WireError(
-            "this node uploads nothing that is not masked, and the server has not asked for masks"
-            " (--secure)"
+            "this node uploads nothing that is not masked, and the server did not ask for masks;"
+            " start the server with --secure"
         )
     if expected not in (FIRST, NOTHING, *held):
-        return {"client": client, "lost": True}, b"", kept
-    memo = (
-        desk.first if expected == FIRST else {} if expected == NOTHING else unpack(held[expected])
-    )
-    upload, after = desk.answer(page, unpack(sent), memo)
-    content, kept = desk.masked(page, upload, kept) if "secure" in page else (pack(upload), kept)
-    if page["retain"] is None:
-        return {"client": client, "held": expected}, content, kept
-    after = retained(after, frozenset(page["retain"]))
-    tag = _tag(desk, page, memo, after)
-    now = {name: held[name] for name in (expected, page["before"]) if name in held}
+        return ExchangeReply(client, lost=True), b"", memory
+    memo = _memo(opened, expected, held)
+    upload, after = opened.answer(request, unpack(sent), memo)
+    if request.secure is None:
+        content = pack(upload)
+    else:
+        content, memory = opened.masked(request, request.secure, upload, memory)
+    if request.retain is None:
+        return ExchangeReply(client, expected), content, memory
+    after = retained(after, frozenset(request.retain))
+    tag = _tag(opened, request, memo, after)
+    kept = {name: held[name] for name in (expected, request.before) if name in held}
     if tag not in (NOTHING, expected):
-        now[tag] = pack(after)
-    others = {name: content for name, content in kept.items() if not name.startswith(f"{client}:")}
-    return (
-        {"client": client, "held": tag},
-        content,
-        {**others, **{f"{client}:{name}": content for name, content in now.items()}},
-    )
+        kept[tag] = pack(after)
+    return ExchangeReply(client, tag), content, _with_held(memory, client, kept)
 
 
-def _tag(desk: NodeExperiment, page: Page, before: Groups, after: Groups) -> str:
-    """A name for what a client holds now; a new one only if the exchange has changed it."""
+def _memo(opened: NodeExperiment, tag: str, held: Mapping[str, bytes]) -> Groups:
+    """Return the tensors with this tag."""
+    if tag == FIRST:
+        return opened.first
+    return {} if tag == NOTHING else unpack(held[tag])
+
+
+def _tag(opened: NodeExperiment, request: ExchangeRequest, before: Groups, after: Groups) -> str:
+    """Return a tag for a client's tensors after an exchange; a new one if they have changed."""
     if not after:
         return NOTHING
-    if page["expects"] != FIRST and _identity(before) == _identity(after):
-        return str(page["expects"])
-    return "-".join([_short(desk.experiment), *map(str, page["key"])])
+    if request.expects != FIRST and _identity(before) == _identity(after):
+        return request.expects
+    return "-".join([_short_digest(opened.experiment), *map(str, request.key)])
 
 
-def _short(experiment: Experiment) -> str:
-    """An experiment in tags."""
+def _short_digest(experiment: Experiment) -> str:
+    """Return the name of an experiment in tags."""
     return experiment.digest[:12]
 
 
 def _identity(groups: Groups) -> dict[str, dict[str, int]]:
     return {
-        group: {name: id(tensor) for name, tensor in own.items()} for group, own in groups.items()
+        group: {name: id(tensor) for name, tensor in tensors.items()}
+        for group, tensors in groups.items()
     }
 
 
-def _of(kept: Kept, client: int) -> Kept:
-    """What one of the node's clients keeps, by tag."""
-    mine = f"{client}:"
+def _held(memory: NodeMemory, client: int) -> dict[str, bytes]:
+    """Return the tensors that one of the node's clients holds, by tag."""
+    prefix = f"{client}:"
     return {
-        name.removeprefix(mine): content for name, content in kept.items() if name.startswith(mine)
+        name.removeprefix(prefix): content
+        for name, content in memory.items()
+        if name.startswith(prefix)
     }
+
+
+def _with_held(memory: NodeMemory, client: int, held: Mapping[str, bytes]) -> NodeMemory:
+    """Return the node's memory after one of its clients holds these tensors and no others."""
+    prefix = f"{client}:"
+    others = {name: content for name, content in memory.items() if not name.startswith(prefix)}
+    return {**others, **{f"{prefix}{tag}": content for tag, content in held.items()}}

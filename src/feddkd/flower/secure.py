@@ -1,18 +1,18 @@
-"""Flower with secure aggregation: what clients upload in training comes masked, and the server
-learns sums alone.
+"""Flower with secure aggregation: clients mask their uploads, and the server learns only sums.
 
-A round begins with two more questions to the cohort, for public keys and for sealed shares, which
-the server passes on. Each exchange ends with one more, to those whose uploads came: so many shares
-of their seeds, and of the keys of those who fell silent, that the masks can be taken off the sum.
-With fewer than the threshold the round ends as with too few clients. The protocol is that of
-`masks.py`; what is sound about it, and what is not covered, docs/flower.md says.
+A round begins with two more queries to the cohort, for public keys and for encrypted shares, which
+the server passes on. Each exchange ends with one more query, to the clients whose uploads came:
+they reveal enough shares of their seeds, and of the keys of the clients that stopped answering, to
+remove the masks from the sum. With fewer clients than the threshold the round ends as with too few
+clients. The protocol is in `masking.py` and `client_masking.py`; docs/flower.md says what is secure
+about it and which attacks it does not prevent.
 """
 
 import logging
 import math
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -33,131 +33,146 @@ from feddkd.flower.masking import (
     total,
     weights,
 )
-from feddkd.flower.messages import Letter, Page, page_of, page_record
+from feddkd.flower.messages import (
+    ExchangeRequest,
+    KeysRequest,
+    MaskingOrder,
+    NodeRequest,
+    PublicKeys,
+    RevealedShares,
+    SealedShares,
+    SharesRequest,
+    UnmaskRequest,
+)
 from feddkd.flower.shares import LEAST, name_of, names_of
+from feddkd.flower.transport import Outgoing, json_in, message_record
 from feddkd.flower.wire import WireError
 from feddkd.method import Collect, Exchange, Phase
 from feddkd.methods import parse
 from feddkd.tensors import Groups
 
 log = logging.getLogger(__name__)
-Found = TypeVar("Found")
-SEALED = 1 << 20  # bytes of sealed shares from one client for another, at most
+Answer = TypeVar("Answer")
+MOST_SEALED = 1 << 20  # bytes of encrypted shares from one client for another
 
 
-class Agreed(NamedTuple):
-    """What the cohort of a round has agreed on."""
+class RoundSecrets(NamedTuple):
+    """The public keys and the encrypted shares of a round's cohort."""
 
     round: tuple[Any, ...] = ()  # (seed, round)
     session: str = ""
     threshold: int = LEAST
-    public: Mapping[int, Page] = {}  # client -> its public keys, and by what its seeds are known
+    public: Mapping[int, PublicKeys] = {}  # by client
     sealed: Mapping[int, Mapping[int, str]] = {}  # member -> receiver -> shares
 
     def number(self, client: int) -> int:
-        """Which share of everybody's secrets a client has."""
+        """Return the number of a client: every secret's share with this number is for it."""
         return sorted(self.public).index(client) + 1
 
 
 @dataclass
 class Secure(Flower):
-    """An engine over the nodes behind a Grid that gathers sums alone."""
+    """An engine over the nodes behind a Grid that gathers only sums."""
 
-    threshold: float = 2 / 3  # the share of a cohort without which no sum is opened; more than half
+    # a sum needs this fraction of the cohort; more than half
+    threshold: float = 2 / 3
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_summable(self.experiment, self.threshold)
-        self._agreed = Agreed()
-        # sealed shares that are still to be passed on
-        self._parcels: Mapping[int, Mapping[int, str]] = {}
+        self._secrets = RoundSecrets()
+        # sealed shares that the server has not passed on yet
+        self._undelivered: Mapping[int, Mapping[int, str]] = {}
         self._like: Groups = {}
 
     def exchange(self, exchange: Exchange, orders: Sequence[Order]) -> list[Reply]:
-        # an evaluation, or the server's own work
-        if exchange.retain is None or orders[0].cohort == (SERVER,):
+        """Perform one exchange; in training the reply holds the means of masked uploads."""
+        evaluation = exchange.retain is None
+        if evaluation or orders[0].cohort == (SERVER,):
             return super().exchange(exchange, orders)
-        # uploads are wanted one by one, after a round that went bad: not to be had
-        if len(orders) != 1:
+        if len(orders) != 1:  # after a bad round the uploads are asked for one by one: refused
             return [Reply(order.cohort, {}, (1, LEAST)) for order in orders]
         (order,) = orders
         self._gather_clients()
-        if self._agreed.round != order.key[:2]:
-            self._agreed = self._agree(order)
-            self._parcels = self._agreed.sealed
-        agreed = self._agreed
-        there = tuple(
-            client for client in order.cohort if client in (agreed.sealed or agreed.public)
-        )
+        if self._secrets.round != order.key[:2]:
+            self._secrets = self._begin_secure_round(order)
+            self._undelivered = self._secrets.sealed
+        agreed = self._secrets
+        members = agreed.sealed or agreed.public
+        cohort = tuple(client for client in order.cohort if client in members)
         if len(agreed.sealed) < agreed.threshold:
-            return [Reply(there, {}, (len(agreed.sealed), agreed.threshold))]
-        replies = super().exchange(exchange, [order._replace(cohort=there)])
-        self._parcels = {}
+            return [Reply(cohort, {}, (len(agreed.sealed), agreed.threshold))]
+        replies = super().exchange(exchange, [order._replace(cohort=cohort)])
+        self._undelivered = {}
         return replies
 
-    # --- a round begins
+    # --- the beginning of a round
 
-    def _agree(self, order: Order) -> Agreed:
-        session, threshold = (
-            secrets.token_hex(8),
-            max(LEAST, math.ceil(self.threshold * len(order.cohort) - 1e-9)),
+    def _begin_secure_round(self, order: Order) -> RoundSecrets:
+        """Collect public keys and encrypted shares from the cohort."""
+        session, number = secrets.token_hex(8), int(order.key[1])
+        threshold = max(LEAST, math.ceil(self.threshold * len(order.cohort) - 1e-9))
+        names = set(names_of(parse(self.experiment["method"]).plan(number)))
+        base = self.experiment, self._federation_facts
+        public = self._query(
+            "keys",
+            {client: KeysRequest(*base, client, session, number) for client in order.cohort},
+            lambda client, content: _checked_keys(PublicKeys.read(content), names),
         )
-        names = set(names_of(parse(self.experiment["method"]).plan(int(order.key[1]))))
-        told: Page = {"session": session, "round": order.key[1]}
-        public = self._inquire(
-            "keys", dict.fromkeys(order.cohort, told), lambda client, page: _announced(page, names)
-        )
-        agreed = Agreed(order.key[:2], session, threshold, public)
+        agreed = RoundSecrets(order.key[:2], session, threshold, public)
         if len(public) < threshold:
             return agreed
-        told = {"session": session, "threshold": threshold, "public": public}
-        dealt = self._inquire(
+        sealed = self._query(
             "shares",
-            dict.fromkeys(public, told),
-            lambda client, page: _sealed(page, set(public) - {client}),
+            {client: SharesRequest(*base, client, session, threshold, public) for client in public},
+            lambda client, content: _checked_shares(
+                SealedShares.read(content), set(public) - {client}
+            ),
         )
-        return agreed._replace(sealed=dealt)
+        return agreed._replace(sealed=sealed)
 
-    def _inquire(
+    def _query(
         self,
-        what: str,
-        pages: Mapping[int, Page],
-        take: Callable[[int, Page], Found],
+        query: str,
+        requests: Mapping[int, NodeRequest],
+        read: Callable[[int, object], Answer],
         enough: int | None = None,
-    ) -> dict[int, Found]:
-        """Ask clients something besides the exchange; what cannot be used has not been answered."""
-        found: dict[int, Found] = {}
-        for letter, message in self._post.converse(
-            list(self._questions(what, pages)), self.deadline
-        ):
-            try:
-                found[letter.client] = take(letter.client, page_of(message))
-            except (WireError, KeyError, TypeError, ValueError, AttributeError) as error:
-                log.warning("client %s has not answered query.%s: %s", letter.client, what, error)
-            if len(found) == enough:
-                break
-        return found
+    ) -> dict[int, Answer]:
+        """Send a query to clients and return what `read` makes of their replies.
 
-    def _questions(self, what: str, pages: Mapping[int, Page]) -> Iterator[Letter]:
-        online = self._post.online()
-        for client, page in pages.items():
-            content = RecordDict(
-                {"page": page_record({**self._subject(), "client": client, **page})}
-            )
-            if self._nodes[client] in online:
-                yield Letter(self._nodes[client], client, 0, f"query.{what}", content)
+        A reply that cannot be used counts as no answer. Stop when `enough` clients have answered.
+        """
+        answers: dict[int, Answer] = {}
+        outgoing = list(self._queries(query, requests))
+        for asked, message in self._transport.send(outgoing, self.deadline):
+            try:
+                answers[asked.client] = read(asked.client, json_in(message))
+            except (WireError, ValueError) as error:
+                log.warning("client %s has not answered query.%s: %s", asked.client, query, error)
+            if len(answers) == enough:
+                break
+        return answers
+
+    def _queries(self, query: str, requests: Mapping[int, NodeRequest]) -> Iterator[Outgoing]:
+        """Yield the messages to the clients whose nodes are online."""
+        online = self._transport.online_nodes()
+        for client, request in requests.items():
+            node, content = self._nodes[client], RecordDict({"page": message_record(request)})
+            if node in online:
+                yield Outgoing(node, client, 0, f"query.{query}", content)
 
     # --- an exchange
 
-    def _page(self, exchange: Exchange, order: Order, client: int) -> Page:
-        page = super()._page(exchange, order, client)
+    def _request(self, exchange: Exchange, order: Order, client: int) -> ExchangeRequest:
+        request = super()._request(exchange, order, client)
         if exchange.retain is None:
-            return page
-        parcels = {sender: own[client] for sender, own in self._parcels.items() if sender != client}
-        return {
-            **page,
-            "secure": {"session": self._agreed.session, **({"sealed": parcels} if parcels else {})},
+            return request
+        sealed = {
+            sender: by_receiver[client]
+            for sender, by_receiver in self._undelivered.items()
+            if sender != client
         }
+        return replace(request, secure=MaskingOrder(self._secrets.session, sealed or None))
 
     def _pattern(self, exchange: Exchange, order: Order) -> Groups:
         upload = super()._pattern(exchange, order)
@@ -166,107 +181,107 @@ class Secure(Flower):
         self._like = {group: upload[group] for group in exchange.phase.collect}
         return {"masked": {"words": torch.zeros(length(self._like), dtype=torch.int64)}}
 
-    def _reply(self, exchange: Exchange, order: Order, answers: Mapping[int, Groups]) -> Reply:
+    def _reply(self, exchange: Exchange, order: Order, uploads: Mapping[int, Groups]) -> Reply:
         if exchange.retain is None:
-            return super()._reply(exchange, order, answers)
-        clients, least = (
-            tuple(client for client in order.cohort if client in answers),
-            self._agreed.threshold,
-        )
+            return super()._reply(exchange, order, uploads)
+        clients = tuple(client for client in order.cohort if client in uploads)
+        least = self._secrets.threshold
         if len(clients) < least:
             return Reply(clients, {}, (len(clients), least))
         name = name_of(exchange.index, exchange.step)
-        told = self._unmask(name, clients)
-        if len(told) < least:
-            return Reply(clients, {}, (len(told), least))
+        revealed = self._unmask(name, clients)
+        if len(revealed) < least:
+            return Reply(clients, {}, (len(revealed), least))
+        words = [from_groups(uploads[client]) for client in clients]
         try:
-            summed = total(
-                [from_groups(answers[client]) for client in clients],
-                self._masks(name, clients, told),
-            )
+            summed = total(words, self._masks(name, clients, revealed))
         except WireError as error:
-            log.warning("the sum of exchange %s cannot be opened: %s", name, error)
-            # one of them, or more, has told something wrong
-            return Reply(clients, {}, (least - 1, least))
+            log.warning("cannot remove the masks from the sum of exchange %s: %s", name, error)
+            return Reply(clients, {}, (least - 1, least))  # at least one client sent a wrong share
         examples = sum(self._counts[client][exchange.phase.reads.source] for client in clients)
-        return Reply(
-            clients,
-            decode(summed, weights(exchange.phase.collect, examples, len(clients)), self._like),
-        )
+        weight = weights(exchange.phase.collect, examples, len(clients))
+        return Reply(clients, decode(summed, weight, self._like))
 
     def _unmask(self, name: str, clients: Sequence[int]) -> dict[int, dict[int, bytes]]:
-        """From as many survivors as it takes, their share of one secret of each member."""
-        told: Page = {"session": self._agreed.session, "exchange": name, "survivors": list(clients)}
-        return self._inquire(
-            "unmask", dict.fromkeys(clients, told), self._told, self._agreed.threshold
-        )
+        """Ask the clients of a sum for their share of one secret of each member.
 
-    def _told(self, client: int, page: Page) -> dict[int, bytes]:
-        found = {int(member): bytes.fromhex(share) for member, share in page["shares"].items()}
-        if set(found) != set(self._agreed.sealed):
+        Stop when as many as the threshold have answered.
+        """
+        session = self._secrets.session
+        base = self.experiment, self._federation_facts
+        requests = {
+            client: UnmaskRequest(*base, client, session, name, tuple(clients))
+            for client in clients
+        }
+        return self._query("unmask", requests, self._checked_revealed, self._secrets.threshold)
+
+    def _checked_revealed(self, client: int, content: object) -> dict[int, bytes]:
+        """Return a client's shares if there is one of each member, made for this client."""
+        texts = RevealedShares.read(content).shares
+        revealed = {member: bytes.fromhex(share) for member, share in texts.items()}
+        if set(revealed) != set(self._secrets.sealed):
             raise WireError(
-                f"shares of {sorted(found)}, and the members are {sorted(self._agreed.sealed)}"
+                f"it reveals shares of {sorted(revealed)}; the members are"
+                f" {sorted(self._secrets.sealed)}"
             )
-        for member, share in found.items():
-            if shares.number(share) != self._agreed.number(client):
-                raise WireError(f"its share of client {member} is not its own")
-        return found
+        for member, share in revealed.items():
+            if shares.number(share) != self._secrets.number(client):
+                raise WireError(f"its share of client {member} was made for another client")
+        return revealed
 
     def _masks(
-        self, name: str, clients: Sequence[int], told: Mapping[int, Mapping[int, bytes]]
+        self, name: str, clients: Sequence[int], revealed: Mapping[int, Mapping[int, bytes]]
     ) -> Iterator[Words]:
-        """All that has to be taken off the sum: the survivors' own masks, and what the others would
-        have cancelled.
+        """Yield all masks that must be subtracted from the sum.
+
+        They are the survivors' own masks, and the masks that the other members would have
+        cancelled.
         """
         size = length(self._like)
-        for member, public in self._agreed.public.items():
-            if member not in self._agreed.sealed:
+        for member, public in self._secrets.public.items():
+            if member not in self._secrets.sealed:
                 continue
-            secret = shares.join([own[member] for own in told.values()])
+            secret = shares.join([by_member[member] for by_member in revealed.values()])
             if member in clients:
-                _check(member, shares.derive(secret, "check"), public["checks"][name])
+                _check(member, shares.derive(secret, "check"), public.checks[name])
                 yield stream(shares.derive(secret, "mask"), size)
             else:
-                _check(member, shares.public(secret), public["keys"][name])
-                points = {
-                    client: bytes.fromhex(self._agreed.public[client]["keys"][name])
-                    for client in clients
-                }
-                yield -pairwise(
-                    member,
-                    {client: shares.agree(secret, point) for client, point in points.items()},
-                    size,
-                )
+                _check(member, shares.public(secret), public.keys[name])
+                seeds = {}
+                for client in clients:
+                    point = bytes.fromhex(self._secrets.public[client].keys[name])
+                    seeds[client] = shares.agree(secret, point)
+                yield -pairwise(member, seeds, size)
 
 
 def check_summable(experiment: Mapping[str, Any], threshold: float) -> None:
-    """Whatever needs more than sums is refused before anything is run."""
+    """Raise InputError if an experiment needs more than sums, before anything is run."""
     if not 0.5 < threshold <= 1:
         raise InputError(
-            f"threshold is a share of the cohort, more than a half and at most 1, not {threshold:g}"
+            f"threshold is a fraction of the cohort, more than a half and at most 1, not"
+            f" {threshold:g}"
         )
     for phase in parse(experiment["method"]).phases:
         if phase.asks_clients and not _is_summed(phase):
             raise InputError(
-                f"secure aggregation gives sums alone, and phase {phase.name!r} of"
-                f" {experiment['method']} wants each client's upload by itself; methods that"
-                " average do not"
+                f"secure aggregation gives only sums, but phase {phase.name!r} of"
+                f" {experiment['method']} needs every single client's upload; use a method that"
+                " averages"
             )
     if experiment["diagnostics"]:
         raise InputError(
-            "secure aggregation gives sums alone, and diagnostics want each client's numbers by"
-            " themselves"
+            "secure aggregation gives only sums, but diagnostics needs each client's numbers"
         )
     if experiment["availability"] != "always()":
         raise InputError(
-            "availability plays at clients that fail; with secure aggregation only real ones do"
+            "availability simulates clients that fail; secure aggregation works with real clients"
+            " only"
         )
     cohort = experiment["cohort"]
-    if (
-        size := cohort if isinstance(cohort, int) else int(cohort * experiment["clients"] + 1e-9)
-    ) < LEAST:
+    size = cohort if isinstance(cohort, int) else int(cohort * experiment["clients"] + 1e-9)
+    if size < LEAST:
         raise InputError(
-            f"secure aggregation sums over at least {LEAST} clients, and a cohort has {size}"
+            f"secure aggregation sums over at least {LEAST} clients, but a cohort has {size}"
         )
 
 
@@ -276,28 +291,27 @@ def _is_summed(phase: Phase) -> bool:
     )
 
 
-def _announced(page: Page, names: set[str]) -> Page:
-    """Public keys and checks, of every exchange."""
-    if set(page["keys"]) != names or set(page["checks"]) != names:
-        raise WireError(
-            f"keys for the exchanges {sorted(page['keys'])}, and there are {sorted(names)}"
-        )
-    for point in (page["channel"], *page["keys"].values()):
+def _checked_keys(public: PublicKeys, names: set[str]) -> PublicKeys:
+    """Return a client's public keys if there is a valid one for every exchange."""
+    if set(public.keys) != names or set(public.checks) != names:
+        raise WireError(f"it has keys for the exchanges {sorted(public.keys)}, not {sorted(names)}")
+    for point in (public.channel, *public.keys.values()):
         shares.check_public(bytes.fromhex(point))
-    if any(len(bytes.fromhex(check)) != shares.SECRET for check in page["checks"].values()):
-        raise WireError(f"a seed is known by {shares.SECRET} bytes")
-    return {"channel": page["channel"], "keys": dict(page["keys"]), "checks": dict(page["checks"])}
+    if any(len(bytes.fromhex(check)) != shares.SECRET for check in public.checks.values()):
+        raise WireError(f"the check of a seed must have {shares.SECRET} bytes")
+    return public
 
 
-def _sealed(page: Page, receivers: set[int]) -> dict[int, str]:
-    found = {int(receiver): text for receiver, text in page["sealed"].items()}
-    if set(found) != receivers:
-        raise WireError(f"shares for {sorted(found)}, and they should be for {sorted(receivers)}")
-    if not all(isinstance(text, str) and len(text) <= SEALED for text in found.values()):
-        raise WireError(f"shares that are no texts of at most {SEALED:,} bytes")
-    return found
+def _checked_shares(reply: SealedShares, receivers: set[int]) -> Mapping[int, str]:
+    """Return a client's encrypted shares if there is one for every receiver."""
+    if set(reply.sealed) != receivers:
+        raise WireError(f"it has shares for {sorted(reply.sealed)}, not {sorted(receivers)}")
+    if any(len(text) > MOST_SEALED for text in reply.sealed.values()):
+        raise WireError(f"its shares for one client have more than {MOST_SEALED:,} bytes")
+    return reply.sealed
 
 
-def _check(member: int, found: bytes, known: str) -> None:
-    if found.hex() != known:
+def _check(member: int, computed: bytes, known: str) -> None:
+    """Raise WireError if a secret does not give the value that its client has published."""
+    if computed.hex() != known:
         raise WireError(f"the shares of client {member}'s secret do not give it")

@@ -1,7 +1,8 @@
-"""Keys, and secrets in shares, on Flower's primitives: ECDH with HKDF, Fernet, Shamir's sharing.
+"""Keys, and secrets split into shares, with flwr's primitives: ECDH with HKDF, Fernet, Shamir's
+secret sharing.
 
-All randomness here is the system's (os.urandom, OpenSSL's): a mask that an experiment's seed could
-give again would hide nothing.
+All randomness here is the operating system's (os.urandom and OpenSSL). A mask that can be computed
+from an experiment's seed would hide nothing.
 """
 
 import base64
@@ -13,90 +14,97 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from flwr.common.secure_aggregation.crypto.shamir import combine_shares, create_shares
-from flwr.common.secure_aggregation.crypto.symmetric_encryption import (
+
+from feddkd.flower.flwr_internals import (
+    combine_shares,
+    create_shares,
     decrypt,
     encrypt,
     generate_shared_key,
-)
-from flwr.common.secure_aggregation.secaggplus_utils import (
     share_keys_plaintext_concat,
     share_keys_plaintext_separate,
 )
-
 from feddkd.flower.wire import WireError
 from feddkd.method import Exchange
 
-LEAST = 3  # clients in a sum: of two, each could tell the other's upload
+LEAST = 3  # clients in a sum: with two, each could compute the other's upload
 CURVE = ec.SECP256R1()
 SECRET = 32  # bytes of a seed, and of a private key
-SHARE = 52  # bytes of a share of such a secret: its number, and three blocks
+SHARE = 52  # bytes of a share of such a secret: its number and three blocks
 
 
 def name_of(index: int, step: int) -> str:
-    """An exchange within its round."""
+    """Return the name of an exchange within its round."""
     return f"{index}-{step}"
 
 
 def names_of(plan: Sequence[Exchange]) -> list[str]:
-    """The exchanges of a round for which secrets are needed."""
+    """Return the names of the exchanges of a round that need secrets."""
     return [
         name_of(exchange.index, exchange.step) for exchange in plan if exchange.phase.asks_clients
     ]
 
 
 def new_seed() -> bytes:
+    """Return a new random seed."""
     return os.urandom(SECRET)
 
 
 def new_key() -> bytes:
-    """A private key as its bytes, which can be shared."""
+    """Return a new private key as bytes, so that it can be split into shares."""
     return ec.generate_private_key(CURVE).private_numbers().private_value.to_bytes(SECRET, "big")
 
 
 def public(key: bytes) -> bytes:
+    """Return the public key of a private key."""
     return _private(key).public_key().public_bytes(Encoding.X962, PublicFormat.CompressedPoint)
 
 
 def check_public(point: bytes) -> None:
+    """Raise WireError if the bytes are not a public key."""
     _point(point)
 
 
 def agree(key: bytes, point: bytes) -> bytes:
-    """The secret of two: the same from either's private key and the other's public one."""
+    """Return the secret of two parties, from one's private key and the other's public key."""
     return base64.urlsafe_b64decode(generate_shared_key(_private(key), _point(point)))
 
 
 def derive(seed: bytes, purpose: str) -> bytes:
-    """From a seed its "mask", and its "check", by which it is known again and which tells nothing
-    of the mask.
+    """Return 32 bytes derived from a seed for a purpose, "mask" or "check".
+
+    The check identifies the seed and says nothing about the mask.
     """
     return HKDF(SHA256(), SECRET, None, purpose.encode()).derive(seed)
 
 
 def split(secret: bytes, threshold: int, members: int) -> list[bytes]:
-    """Shares for members 1, 2, ...: `threshold` of them give the secret, fewer give nothing."""
+    """Return shares for members 1, 2, ...
+
+    `threshold` of them give the secret; fewer give nothing.
+    """
     return create_shares(secret, threshold, members)
 
 
 def join(shares: Sequence[bytes]) -> bytes:
+    """Return the secret that the shares give, or raise WireError if they do not fit together."""
     try:
         return combine_shares(list(shares))
     except ValueError as error:
-        raise WireError(f"shares that do not go together: {error}") from None
+        raise WireError(f"the shares do not fit together: {error}") from None
 
 
 def number(share: bytes) -> int:
-    """Whose share it is."""
+    """Return the number of the member that a share was made for."""
     if len(share) != SHARE:
-        raise WireError(f"a share of {len(share)} bytes, and it should be {SHARE}")
+        raise WireError(f"a share has {len(share)} bytes; it should have {SHARE}")
     return int.from_bytes(share[:4], "little")
 
 
 def seal(
     channel: bytes, sender: int, receiver: int, seeds: Sequence[bytes], keys: Sequence[bytes]
 ) -> bytes:
-    """Shares for one other client, that the server carries and cannot read."""
+    """Encrypt shares of seeds and keys for one other client; the server cannot read them."""
     plain = share_keys_plaintext_concat(sender, receiver, b"".join(seeds), b"".join(keys))
     return encrypt(base64.urlsafe_b64encode(channel), plain)
 
@@ -104,30 +112,33 @@ def seal(
 def unseal(
     channel: bytes, sender: int, receiver: int, sealed: bytes, count: int
 ) -> tuple[list[bytes], list[bytes]]:
-    """The shares of so many seeds and keys, if they are from whom they should be, for whom they
-    should be, and whole.
+    """Decrypt `count` shares of seeds and as many of keys.
+
+    Raise WireError if they are damaged, or if sender or receiver are not these two.
     """
     try:
-        found = share_keys_plaintext_separate(decrypt(base64.urlsafe_b64encode(channel), sealed))
+        plain = share_keys_plaintext_separate(decrypt(base64.urlsafe_b64encode(channel), sealed))
     except InvalidToken:
-        raise WireError(f"the shares of client {sender} cannot be opened") from None
-    if found[:2] != (sender, receiver) or any(len(part) != count * SHARE for part in found[2:]):
-        raise WireError(f"the shares of client {sender} are not what they should be")
-    seeds, keys = (
-        [part[at : at + SHARE] for at in range(0, count * SHARE, SHARE)] for part in found[2:]
-    )
-    return seeds, keys
+        raise WireError(f"the shares of client {sender} cannot be decrypted") from None
+    *parties, seeds, keys = plain
+    if parties != [sender, receiver] or {len(seeds), len(keys)} != {count * SHARE}:
+        raise WireError(f"the shares of client {sender} have the wrong sender, receiver or size")
+    return _shares(seeds), _shares(keys)
+
+
+def _shares(content: bytes) -> list[bytes]:
+    return [content[start : start + SHARE] for start in range(0, len(content), SHARE)]
 
 
 def _private(key: bytes) -> ec.EllipticCurvePrivateKey:
     try:
         return ec.derive_private_key(int.from_bytes(key, "big"), CURVE)
     except ValueError as error:
-        raise WireError(f"no private key: {error}") from None
+        raise WireError(f"not a private key: {error}") from None
 
 
 def _point(point: bytes) -> ec.EllipticCurvePublicKey:
     try:
         return ec.EllipticCurvePublicKey.from_encoded_point(CURVE, point)
     except ValueError as error:
-        raise WireError(f"no public key: {error}") from None
+        raise WireError(f"not a public key: {error}") from None

@@ -1,9 +1,8 @@
-"""Groups of tensors as bytes, and back with distrust: what comes from elsewhere is measured before
-it is used.
+"""Writes groups of tensors as bytes, and reads bytes from other machines with checks.
 
-The bytes are a safetensors file: nothing in it can run, types and shapes travel as they are
-(float64, counters, rates without axes), and a whole message is one object, since every object costs
-Flower a request of its own.
+The bytes are a safetensors file: reading it runs no code, types and shapes do not change (float64,
+counters, rates without axes), and all tensors of a message are one object, because Flower makes a
+separate request for every object.
 """
 
 import json
@@ -14,36 +13,41 @@ from safetensors.torch import load, save
 
 from feddkd.tensors import Groups, Tensors
 
-FIRST, NOTHING = "", "nothing"  # tags: what a client begins with; nothing at all
-MOST = 1 << 30  # bytes of tensors in one message, unless said
+# Tags of the tensors that a client holds: those that it starts with, and none at all.
+FIRST, NOTHING = "", "nothing"
+MOST = 1 << 30  # the default limit of the bytes of tensors in one message
+NodeMemory = dict[str, bytes]  # what a node keeps between messages: tag -> packed groups
 
 
 class WireError(ValueError):
-    """Bytes or tensors from elsewhere that are not what they should be."""
+    """A message, bytes or tensors from another machine are not as they should be."""
 
 
 def pack(groups: Groups) -> bytes:
-    """Groups as bytes; empty ones are there, too."""
-    tensors = {
-        f"{group}/{name}": tensor for group, own in groups.items() for name, tensor in own.items()
+    """Return groups as bytes; empty groups are kept, too."""
+    named = {
+        f"{group}/{name}": tensor
+        for group, tensors in groups.items()
+        for name, tensor in tensors.items()
     }
-    alone = {
-        name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()
+    copies = {
+        name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in named.items()
     }
-    return save(alone, metadata={"groups": json.dumps(list(groups))})
+    return save(copies, metadata={"groups": json.dumps(list(groups))})
 
 
 def unpack(content: bytes, most: int = MOST) -> Groups:
+    """Return the groups in some bytes, or raise WireError if there are none or too many bytes."""
     if len(content) > most:
-        raise WireError(f"{len(content):,} bytes, and {most:,} are the most")
+        raise WireError(f"the tensors have {len(content):,} bytes; at most {most:,} are allowed")
     try:
         names = json.loads(_header(content)["__metadata__"]["groups"])
         groups: dict[str, dict[str, torch.Tensor]] = {str(name): {} for name in names}
-        for name, tensor in load(content).items():
-            group, _, own = name.partition("/")
-            groups[group][own] = tensor
-    except (SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise WireError(f"no groups of tensors: {error!r}") from None
+        for path, tensor in load(content).items():
+            group, _, name = path.partition("/")
+            groups[group][name] = tensor
+    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise WireError(f"the bytes are not groups of tensors: {error!r}") from None
     return groups
 
 
@@ -53,25 +57,29 @@ def _header(content: bytes) -> dict[str, dict[str, str]]:
 
 
 def check(groups: Groups, pattern: Groups, finite: bool = True) -> Groups:
-    """The names, shapes and types of the pattern, and, if asked for, every number finite. Returned
-    in the pattern's order, in which noise is drawn; a safetensors file has one of its own.
+    """Return the groups if their names, shapes and types are the pattern's; else raise WireError.
+
+    With `finite`, every number must be finite. The result has the order of the pattern, because
+    noise is drawn in that order; a safetensors file may have another.
     """
-    _same("groups", groups, pattern)
-    for group, own in groups.items():
-        _same(f"tensors in {group!r}", own, pattern[group])
-        for name, tensor in own.items():
-            _check_tensor(f"{group}/{name}", tensor, pattern[group][name], finite)
-    return {group: {name: groups[group][name] for name in own} for group, own in pattern.items()}
+    _check_names("groups", groups, pattern)
+    for group, like in pattern.items():
+        _check_names(f"tensors in {group!r}", groups[group], like)
+        for name, tensor in like.items():
+            _check_tensor(f"{group}/{name}", groups[group][name], tensor, finite)
+    return {group: {name: groups[group][name] for name in like} for group, like in pattern.items()}
 
 
-def _same(what: str, found: Groups | Tensors, wanted: Groups | Tensors) -> None:
+def _check_names(what: str, found: Groups | Tensors, wanted: Groups | Tensors) -> None:
     if set(found) != set(wanted):
-        raise WireError(f"the {what} are {sorted(found)}, and should be {sorted(wanted)}")
+        raise WireError(f"the {what} are {sorted(found)}; they should be {sorted(wanted)}")
 
 
 def _check_tensor(path: str, tensor: torch.Tensor, like: torch.Tensor, finite: bool) -> None:
     if tensor.shape != like.shape or tensor.dtype != like.dtype:
-        kinds = [f"{tuple(one.shape)} {one.dtype}" for one in (tensor, like)]
-        raise WireError(f"{path} is {kinds[0]}, and should be {kinds[1]}")
+        raise WireError(
+            f"{path} is {tuple(tensor.shape)} {tensor.dtype}; it should be"
+            f" {tuple(like.shape)} {like.dtype}"
+        )
     if finite and tensor.is_floating_point() and not bool(tensor.isfinite().all()):
         raise WireError(f"{path} holds NaN or infinite numbers")

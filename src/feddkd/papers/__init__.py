@@ -1,1 +1,1 @@
-"""A paper as data: its printed tables beside our records."""
+"""A paper as data: its printed tables, compared with our records."""

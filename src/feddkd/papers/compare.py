@@ -1,5 +1,6 @@
-"""Runs -> the cells of a table, each beside the printed one, with a verdict; and whether methods
-stand in the printed order.
+"""Makes the cells of a table from runs and compares each with the printed cell.
+
+Also compares the order of the methods with the printed order.
 """
 
 import math
@@ -55,18 +56,18 @@ AT: Mapping[str, Callable[[Sequence[Row], float | None], list[Row]]] = {
 
 @dataclass(frozen=True)
 class RunValues:
-    """What one run says to a cell."""
+    """The values of one run for a cell."""
 
     seed: int
-    values: list[float]  # none: the target was not reached
-    rounds: int  # that it rests on
-    settled: bool  # more rounds would not change it, or cannot be had
-    broke_off: bool = False  # the run could not go on
+    values: list[float]  # empty: the target was not reached
+    rounds: int  # the rounds that the values are based on
+    settled: bool  # further rounds would not change the values, or the run has ended
+    broke_off: bool = False  # the run ended early, by an error
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table: what was printed, and what our runs say so far."""
+    """A cell of a table: the printed numbers, and the numbers of our runs so far."""
 
     place: PrintedCell
     quantity: Quantity
@@ -81,18 +82,14 @@ class Cell:
 
     @property
     def ours(self) -> tuple[float, float] | None:
-        """Mean and population standard deviation; over the runs that reached the target, where
-        there is one.
-        """
+        """Mean and population standard deviation; with a target, of the runs that reached it."""
         return mean_and_std(self.values) if self.values else None
 
     @property
     def difference(self) -> float | None:
-        return (
-            None
-            if self.ours is None or self.printed is None
-            else self.ours[0] - float(self.printed.mean)
-        )
+        if self.ours is None or self.printed is None:
+            return None
+        return self.ours[0] - float(self.printed.mean)
 
     @property
     def rounds(self) -> int:
@@ -100,7 +97,7 @@ class Cell:
 
     @property
     def settled(self) -> bool:
-        """No run is there in part; there may be fewer of them than wanted."""
+        """True if no run is unfinished; there may be fewer runs than wanted."""
         return all(reading.settled for reading in self.readings)
 
     @property
@@ -109,28 +106,26 @@ class Cell:
 
     @property
     def missed(self) -> int:
-        """Whole runs that never reached the target."""
+        """Number of finished runs that never reached the target."""
         return sum(reading.settled and not reading.values for reading in self.readings)
 
     @property
     def broke_off(self) -> int:
-        """Runs that could not go on; they count as they stand."""
+        """Number of runs that ended early by an error; their rounds count."""
         return sum(reading.broke_off for reading in self.readings)
 
     @property
     def by_seed(self) -> dict[int, float]:
-        """One number a seed, of the runs that are settled."""
+        """One number for each seed whose run is settled."""
         return {
-            one.seed: math.fsum(one.values) / len(one.values)
-            for one in self.readings
-            if one.settled and one.values
+            reading.seed: math.fsum(reading.values) / len(reading.values)
+            for reading in self.readings
+            if reading.settled and reading.values
         }
 
     @property
     def chance(self) -> float | None:
-        """How likely ours and the printed cell would lie so far apart by chance; None where one of
-        the two is not known whole.
-        """
+        """The probability of a difference this large by chance; None if a cell is incomplete."""
         if self.printed is None or self.printed.runs is None or not self.complete or self.missed:
             return None
         return apart(
@@ -148,7 +143,7 @@ class Cell:
 
     @property
     def tendency(self) -> str:
-        """How what there is compares with the printed cell."""
+        """The comparison of the runs so far with the printed cell, in words."""
         if self.printed is None:
             return UNPRINTED
         if self.missed:
@@ -166,16 +161,15 @@ class Cell:
 
 
 def cells(paper: Paper, table: Definition, runs: Runs) -> list[Cell]:
-    """All cells of a table, quantity by quantity, setting by setting."""
-    lines = {
-        (setting, method): paper.behind(table, setting, method)
-        for setting in table.settings
-        for method in table.methods
-    }
-    # not every method is in every column
-    behind = {line: experiments for line, experiments in lines.items() if experiments}
+    """Return all cells of a table, ordered by quantity, then by setting."""
+    behind = {}
+    for setting in table.settings:
+        for method in table.methods:
+            experiments = paper.behind(table, setting, method)
+            if experiments:  # not every method is in every column
+                behind[setting, method] = experiments
     for name in (*table.settings, *table.methods):
-        if not any(name in line for line in behind):
+        if not any(name in place for place in behind):
             raise InputError(f"table {table.name!r}: there are no experiments for {name!r}")
     places = [
         PrintedCell(table.name, method, setting, quantity)
@@ -192,38 +186,42 @@ def _cell(
 ) -> Cell:
     quantity, most = table.quantities[place.quantity], table.methods[place.method].rounds
     readings = [
-        _reading(runs[one.digest], one, quantity, most) for one in behind if one.digest in runs
+        _reading(runs[experiment.digest], experiment, quantity, most)
+        for experiment in behind
+        if experiment.digest in runs
     ]
-    furthest = max((reading.rounds for reading in readings), default=0)
-    # no mean over long and short runs
-    level = [reading for reading in readings if reading.settled or reading.rounds == furthest]
-    rounds = sum(one.length(most) for one in behind)
+    longest = max((reading.rounds for reading in readings), default=0)
+    # a mean is taken over runs of the same length only
+    level = [reading for reading in readings if reading.settled or reading.rounds == longest]
+    rounds = sum(experiment.length(most) for experiment in behind)
     return Cell(place, quantity, paper.cell(table, place), level, len(behind), rounds)
 
 
 def _reading(
     run: RecordedRun, experiment: Experiment, quantity: Quantity, most: int | None
 ) -> RunValues:
-    """The target is the wanted experiment's: it changes no number of a run, so the run may have
-    been told another.
+    """Return the values of a run for a quantity.
+
+    The target is taken from the experiment, not from the run: it changes no number of a run, so the
+    run may have had another target.
     """
-    rows, whole = run.rounds[:most], experiment.length(most)
-    found = AT[quantity.at](rows, experiment.target)
-    settled = run.reaches(whole) or (quantity.at == "target" and bool(found))
-    values = [quantity.read(row) for row in found]
-    return RunValues(
-        experiment.seed, values, len(rows), settled, broke_off=run.broke_off and len(rows) < whole
-    )
+    rows, length = run.rounds[:most], experiment.length(most)
+    chosen = AT[quantity.at](rows, experiment.target)
+    settled = run.reaches(length) or (quantity.at == "target" and bool(chosen))
+    values = [quantity.read(row) for row in chosen]
+    broke_off = run.broke_off and len(rows) < length
+    return RunValues(experiment.seed, values, len(rows), settled, broke_off)
 
 
 @dataclass(frozen=True)
 class MethodOrder:
-    """Whether the methods of a column stand in the printed order."""
+    """The order of a column's methods, compared with the printed order."""
 
     setting: str
     quantity: str
     pairs: int
-    swapped: list[tuple[str, str]]  # printed: the first is better than the second; ours: it is not
+    # pairs whose first method is better than the second in print, but not in our runs
+    swapped: list[tuple[str, str]]
     complete: bool
 
     @property
@@ -231,16 +229,21 @@ class MethodOrder:
         return not self.swapped
 
 
-def orders(table: Definition, found: Sequence[Cell]) -> list[MethodOrder]:
-    """For each column with two cells to compare, and for each quantity in which better means
-    something.
+def orders(table: Definition, compared: Sequence[Cell]) -> list[MethodOrder]:
+    """Return the orders of all columns that have two cells to compare.
+
+    Quantities that are neither better high nor better low have no order.
     """
-    columns = [(setting, quantity) for quantity in table.quantities for setting in table.settings]
-    made = [
-        _order([cell for cell in found if (cell.place.setting, cell.place.quantity) == column])
-        for column in columns
-    ]
-    return [order for order in made if order is not None]
+    made = []
+    for quantity in table.quantities:
+        for setting in table.settings:
+            column = (setting, quantity)
+            order = _order(
+                [cell for cell in compared if (cell.place.setting, cell.place.quantity) == column]
+            )
+            if order is not None:
+                made.append(order)
+    return made
 
 
 def _order(column: Sequence[Cell]) -> MethodOrder | None:
@@ -256,9 +259,9 @@ def _order(column: Sequence[Cell]) -> MethodOrder | None:
     swapped = [(a.place.method, b.place.method) for a, b in pairs if not _rank(a) < _rank(b)]
     complete = all(cell.complete for cell in printed)
     place = column[0].place
-    return (
-        MethodOrder(place.setting, place.quantity, len(pairs), swapped, complete) if pairs else None
-    )
+    if not pairs:
+        return None
+    return MethodOrder(place.setting, place.quantity, len(pairs), swapped, complete)
 
 
 def _sign(cell: Cell) -> int:
@@ -266,10 +269,10 @@ def _sign(cell: Cell) -> int:
 
 
 def _printed_rank(cell: Cell) -> float:
-    """Less is better."""
+    """Return a number that is smaller for a better printed cell."""
     return _sign(cell) * float(cell.printed.mean) if cell.printed is not None else math.inf
 
 
 def _rank(cell: Cell) -> float:
-    """Less is better; a target that was missed is worst of all."""
+    """Return a number that is smaller for a better cell; a missed target is the worst."""
     return math.inf if cell.missed or cell.ours is None else _sign(cell) * cell.ours[0]

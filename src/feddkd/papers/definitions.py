@@ -1,7 +1,5 @@
-"""A paper as a folder:
-
-tables.toml (what stands behind each table), published.csv (its printed cells), files of
-experiments.
+"""Reads a paper's folder: tables.toml (the experiments of each table), published.csv (the printed
+cells) and files of experiments.
 """
 
 import csv
@@ -21,7 +19,7 @@ from feddkd.spec.registry import Call
 
 
 class PrintedCell(NamedTuple):
-    """Where a printed cell stands."""
+    """The place of a printed cell."""
 
     table: str
     method: str
@@ -31,38 +29,36 @@ class PrintedCell(NamedTuple):
 
 @dataclass(frozen=True)
 class Printed:
-    """A cell as it was printed: texts, since their digits say how far they were rounded."""
+    """A printed cell; the numbers are texts, because their digits show how they were rounded."""
 
     mean: str
     std: str
     note: str = ""
-    runs: int | None = None  # that it rests on, where that is known
+    runs: int | None = None  # the number of runs that it is based on, if known
 
     def __str__(self) -> str:
         return f"{self.mean} ± {self.std}"
 
     @property
     def slack(self) -> float:
-        """How far from the mean still is the printed spread: the deviation, and half a unit of the
-        last digit.
-        """
+        """The width of the printed spread: the deviation, and half a unit of the last digit."""
         decimals = len(self.mean.partition(".")[2])
         return float(self.std) + 0.5 * 10.0**-decimals
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """How a number is read off a run: which rounds, which number of their rows, in which unit."""
+    """A number of a run: the rounds it is taken from, the column of their rows, and the unit."""
 
     at: str
     column: str
     scale: float = 1.0
     decimals: int = 0
     better: str = "neither"  # or "higher", "lower"
-    of: Sequence[int] = ()  # where the number is a list: the mean of these
+    of: Sequence[int] = ()  # if the column holds a list: the mean of these elements
 
     def read(self, row: Row) -> float:
-        """Dots lead into a row's parts, as in diagnostics.global_loss."""
+        """Return the number in a row; dots lead to its parts, as in diagnostics.global_loss."""
         value: Any = row
         for part in self.column.split("."):
             value = value[part]
@@ -71,8 +67,8 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Line:
-    """A method of a table: calls that an experiment's method must have, and how many of its rounds
-    count.
+    """A method of a table: the calls that an experiment's method must have, and how many rounds of
+    it count.
     """
 
     method: str
@@ -83,21 +79,23 @@ class Line:
         return parse(self.method).calls
 
     def fits(self, experiment: Experiment) -> bool:
-        found = experiment.parsed_method.calls
-        return len(self.calls) == len(found) and all(
-            one.name == other.name and set(one.given) <= set(other.complete)
-            for one, other in zip(self.calls, found, strict=True)
+        """Return True if an experiment's method has these calls with these options."""
+        calls = experiment.parsed_method.calls
+        return len(self.calls) == len(calls) and all(
+            wanted.name == call.name and set(wanted.given) <= set(call.complete)
+            for wanted, call in zip(self.calls, calls, strict=True)
         )
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table: a file of experiments, and what must hold of those meant."""
+    """A column of a table: a file of experiments, and the keys that select some of them."""
 
     file: str
     where: Mapping[str, Any] = field(default_factory=dict)
 
     def fits(self, experiment: Experiment) -> bool:
+        """Return True if an experiment has these keys."""
         return replace(experiment, **self.where).digest == experiment.digest
 
 
@@ -113,23 +111,26 @@ class Definition:
     methods: Mapping[str, Line]
     quantities: Mapping[str, Quantity]
     note: str = ""
-    # tables whose printed cells it is held against, too: another reading of what they show
+    # other tables whose printed cells it is compared with: another way to read the same runs
     beside: tuple[str, ...] = ()
 
     @property
     def whole(self) -> list[str]:
-        """Its methods but those that are first parts of others."""
+        """The methods except those that are the first rounds of others."""
         return [method for method, line in self.methods.items() if line.rounds == self.most()]
 
     def most(self, methods: Iterable[str] | None = None) -> int | None:
-        """How many rounds of a run its methods, or some of them, count; None: all."""
+        """Return the most rounds of a run that these methods use (default: all methods).
+
+        None means all rounds.
+        """
         counted = [self.methods[method].rounds for method in methods or self.methods]
         return max((rounds for rounds in counted if rounds), default=None) if all(counted) else None
 
 
 @dataclass(frozen=True)
 class Paper:
-    """A paper's folder, read."""
+    """The content of a paper's folder."""
 
     folder: Path
     tables: Mapping[str, Definition]
@@ -137,38 +138,39 @@ class Paper:
 
     @cached_property
     def experiments(self) -> dict[str, list[Experiment]]:
-        """By file, each file once."""
+        """The experiments of each file."""
         files = dict.fromkeys(
             setting.file for table in self.tables.values() for setting in table.settings.values()
         )
         return {file: load(self.folder / file) for file in files}
 
     def table(self, name: str) -> Definition:
+        """Return a table, or raise InputError if there is none of that name."""
         if name not in self.tables:
             raise InputError(f"the paper has no table {name!r}; there are: {choices(self.tables)}")
         return self.tables[name]
 
     def cell(self, table: Definition, place: PrintedCell) -> Printed | None:
-        """What was printed there: in the table itself, or in one that it stands beside."""
-        names = (table.name, *table.beside)
-        return next(
-            (
-                self.printed[at]
-                for name in names
-                if (at := place._replace(table=name)) in self.printed
-            ),
-            None,
-        )
+        """Return the printed cell of the table, or of another table that it is compared with."""
+        for name in (table.name, *table.beside):
+            printed = self.printed.get(place._replace(table=name))
+            if printed is not None:
+                return printed
+        return None
 
     def behind(self, table: Definition, setting: str, method: str) -> list[Experiment]:
-        """The experiments that a cell rests on: one for each seed."""
+        """Return the experiments of a cell, one for each seed."""
         column, line = table.settings[setting], table.methods[method]
-        return [one for one in self.experiments[column.file] if line.fits(one) and column.fits(one)]
+        return [
+            experiment
+            for experiment in self.experiments[column.file]
+            if line.fits(experiment) and column.fits(experiment)
+        ]
 
     def wanted(
         self, table: Definition, settings: list[str] | None = None, methods: list[str] | None = None
     ) -> list[Experiment]:
-        """All experiments of a table, or of some settings and methods of it, each once."""
+        """Return the experiments of a table, or of some settings and methods, each once."""
         for kind, names, known in (
             ("setting", settings, table.settings),
             ("method", methods, table.methods),
@@ -178,22 +180,21 @@ class Paper:
                     raise InputError(
                         f"table {table.name!r} has no {kind} {name!r}; there are: {choices(known)}"
                     )
-        found = [
-            one
-            for setting in settings or table.settings
-            for method in methods or table.methods
-            for one in self.behind(table, setting, method)
-        ]
-        return list({one.digest: one for one in found}.values())
+        by_digest = {}
+        for setting in settings or table.settings:
+            for method in methods or table.methods:
+                for experiment in self.behind(table, setting, method):
+                    by_digest[experiment.digest] = experiment
+        return list(by_digest.values())
 
 
 def read(folder: Path) -> Paper:
-    """The paper in a folder."""
+    """Return the paper in a folder, or raise InputError if it cannot be read."""
     file = folder / "tables.toml"
     if not file.exists():
         raise InputError(
-            f"there is no {file}; the paper's files lie in the repository under papers/feddkd: say"
-            " where by --papers"
+            f"there is no {file}; the paper's files are in the repository under papers/feddkd: give"
+            " that folder with --papers"
         )
     try:
         tables = tomllib.loads(file.read_text(encoding="utf-8"))
@@ -206,7 +207,7 @@ def read(folder: Path) -> Paper:
         raise InputError(f"the paper in {folder} cannot be read: {error!r}") from None
     for table in paper.tables.values():
         for name in table.beside:
-            paper.table(name)  # complain now
+            paper.table(name)  # raises an error now if the table is missing
     return paper
 
 

@@ -1,4 +1,4 @@
-"""Pictures of a paper's tables and figures, from the runs behind them."""
+"""Draws a paper's tables and figures from our runs."""
 
 import hashlib
 import json
@@ -15,36 +15,30 @@ from feddkd.papers.figures import Curve, Figure, figures
 from feddkd.papers.report import drawable, shown
 from feddkd.papers.results import Runs
 from feddkd.reports.curve_plot import AXES, band, draw, grid
+from feddkd.rounds.loop import Row
 
 
 def paper_curves(paper: Paper, name: str, runs: Runs, path: Path) -> None:
-    """The curves behind a paper's table: a row of pictures for each setting of which there are
-    runs.
-    """
+    """Draw the curves of a table's runs: one row of pictures for each setting that has runs."""
     table = paper.table(name)
-    rows = {
-        setting: {
-            method: [runs[one.digest].rounds for one in behind if one.digest in runs]
-            for method, behind in (
-                (method, paper.behind(table, setting, method)) for method in table.whole
-            )
-        }
-        for setting in table.settings
-    }
-    some = {
-        setting: {method: held for method, held in row.items() if held}
-        for setting, row in rows.items()
-    }
-    if not any(some.values()):
+    rows: dict[str, dict[str, list[list[Row]]]] = {}
+    for setting in table.settings:
+        for method in table.whole:
+            experiments = paper.behind(table, setting, method)
+            histories = [runs[one.digest].rounds for one in experiments if one.digest in runs]
+            if histories:
+                rows.setdefault(setting, {})[method] = histories
+    if not rows:
         raise InputError(
             f"there are no runs of table {name!r} yet; `feddkd paper run {name}` makes some"
         )
-    draw({setting: row for setting, row in some.items() if row}, path)
+    draw(rows, path)
 
 
 def draw_figure(paper: Paper, figure: Figure, runs: Runs, path: Path) -> None:
-    """A figure of the paper; in a .png the digest of what it shows, so that one can see whether it
-    is up to date.
+    """Draw a figure of the paper.
+
+    A .png also stores the digest of its curves, which tells whether it is up to date.
     """
     panels = shown(paper, figure, runs)
     if not drawable(panels):
@@ -57,19 +51,20 @@ def draw_figure(paper: Paper, figure: Figure, runs: Runs, path: Path) -> None:
     with grid(path, rows, columns, (4 * columns, 3.2 * rows), digest(panels)) as axes:
         for axis in axes.flat[len(panels) :]:
             axis.remove()
-        for axis, (title, found) in zip(axes.flat, panels.items(), strict=False):
-            _panel(axis, figure, title, found)
+        for axis, (title, curves) in zip(axes.flat, panels.items(), strict=False):
+            _panel(axis, figure, title, curves)
 
 
 def digest(panels: Mapping[str, Sequence[Curve]]) -> str:
-    """Of all that a figure shows."""
-    told = {title: [astuple(curve) for curve in panel] for title, panel in panels.items()}
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+    """Return the digest of a figure's curves."""
+    content = {title: [astuple(curve) for curve in panel] for title, panel in panels.items()}
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def draw_all(paper: Paper, runs: Runs, folder: Path) -> list[Path]:
-    """Every figure of which there are runs, as NAME.png; one that shows the same already is left as
-    it is.
+    """Draw every figure that has runs to NAME.png, and return the paths.
+
+    A picture that already shows the same curves is not drawn again.
     """
     drawn = []
     for figure in figures(paper).values():
@@ -82,7 +77,7 @@ def draw_all(paper: Paper, runs: Runs, folder: Path) -> list[Path]:
 
 
 def drawn_digest(path: Path) -> str | None:
-    """What a picture says it shows."""
+    """Return the digest that a picture stores; None if there is no picture."""
     from PIL import Image
 
     if not path.exists():
@@ -91,9 +86,9 @@ def drawn_digest(path: Path) -> str | None:
         return picture.info.get("Description")
 
 
-def _panel(axis: Any, figure: Figure, title: str, found: Sequence[Curve]) -> None:
-    for curve in found:
-        length = min(map(len, curve.seeds), default=0)  # as far as all seeds have come
+def _panel(axis: Any, figure: Figure, title: str, curves: Sequence[Curve]) -> None:
+    for curve in curves:
+        length = min(map(len, curve.seeds), default=0)  # rounds that all seeds have reached
         y = np.array([[point[1] for point in seed[:length]] for seed in curve.seeds])
         label = f"{curve.method}: {curve.missing}" if curve.missing else curve.method
         band(axis, [point[0] for point in curve.seeds[0][:length]] if length else [], y, label)

@@ -1,4 +1,4 @@
-"""A paper's figures: which runs each shows, and what of them there is."""
+"""A paper's figures: the runs that each shows, and the curves of the runs so far."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ Points = list[tuple[float, float]]
 
 @dataclass(frozen=True)
 class Panel:
-    """One picture of a figure: a setting of its table, and which numbers of a list are meant."""
+    """One picture of a figure: a setting of its table, and the elements of a list to average."""
 
     setting: str
     of: Sequence[int] = ()
@@ -24,7 +24,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Figure:
-    """What is drawn against what, and of which runs."""
+    """A figure: the table whose runs it shows, and the columns on its axes."""
 
     name: str
     title: str
@@ -37,10 +37,11 @@ class Figure:
     up_to: float | None = None
 
     def can_show(self, run: RecordedRun) -> bool:
-        """Whether its rows have what is drawn: losses are logged with diagnostics alone."""
+        """Return True if a run's rows have the column; losses are logged only with diagnostics."""
         return all(self.column.partition(".")[0] in row for row in run.rounds)
 
     def points(self, run: RecordedRun, panel: Panel) -> Points:
+        """Return a run's points in a picture."""
         y = Quantity("each", self.column, self.scale, of=panel.of)
         return [
             (row[self.x], y.read(row))
@@ -51,14 +52,15 @@ class Figure:
 
 @dataclass(frozen=True)
 class Curve:
-    """A method in a picture: the points of each of its seeds, and what is still missing."""
+    """A method in a picture: the points of each of its seeds, and the missing part."""
 
     method: str
     seeds: list[Points]
-    missing: str  # "" where the curve is whole
+    missing: str  # "" if the curve is complete
 
 
 def figures(paper: Paper) -> dict[str, Figure]:
+    """Return the figures of a paper by name."""
     file = paper.folder / "figures.toml"
     try:
         tables = tomllib.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
@@ -68,17 +70,12 @@ def figures(paper: Paper) -> dict[str, Figure]:
 
 
 def _figure(name: str, table: Mapping[str, Any]) -> Figure:
-    return Figure(
-        **{
-            "name": name,
-            **table,
-            "panels": {key: Panel(**panel) for key, panel in table["panels"].items()},
-        }
-    )
+    panels = {key: Panel(**panel) for key, panel in table["panels"].items()}
+    return Figure(**{"name": name, **table, "panels": panels})
 
 
 def find(paper: Paper, name: str) -> Figure | Definition:
-    """A figure, or else a table, by its name."""
+    """Return the figure or the table with this name."""
     drawn = figures(paper)
     if name not in drawn and name not in paper.tables:
         raise InputError(
@@ -89,7 +86,7 @@ def find(paper: Paper, name: str) -> Figure | Definition:
 
 
 def curves(paper: Paper, figure: Figure, panel: Panel, runs: Runs) -> list[Curve]:
-    """All methods of a picture, those that have not been run, too."""
+    """Return the curves of all methods in a picture, also of methods without runs."""
     table = paper.table(figure.table)
     return [
         _curve(figure, panel, method, paper.behind(table, panel.setting, method), runs)
@@ -101,23 +98,23 @@ def _curve(
     figure: Figure, panel: Panel, method: str, behind: Sequence[Experiment], runs: Runs
 ) -> Curve:
     known = [
-        (one, runs[one.digest])
-        for one in behind
-        if one.digest in runs and figure.can_show(runs[one.digest])
+        (experiment, runs[experiment.digest])
+        for experiment in behind
+        if experiment.digest in runs and figure.can_show(runs[experiment.digest])
     ]
     if not known:
         return Curve(method, [], "nothing yet")
-    rounds = min(len(run.rounds) for _, run in known)
-    ended = all(_ended(figure, one, run) for one, run in known)
-    parts = [
-        *([] if len(known) == len(behind) else [f"{len(known)} of {len(behind)} seeds"]),
-        *([] if ended else [f"{rounds} of {known[0][0].rounds} rounds"]),
-    ]
-    return Curve(method, [figure.points(run, panel) for _, run in known], ", ".join(parts))
+    missing = []
+    if len(known) < len(behind):
+        missing.append(f"{len(known)} of {len(behind)} seeds")
+    if not all(_ended(figure, experiment, run) for experiment, run in known):
+        rounds = min(len(run.rounds) for _, run in known)
+        missing.append(f"{rounds} of {known[0][0].rounds} rounds")
+    return Curve(method, [figure.points(run, panel) for _, run in known], ", ".join(missing))
 
 
 def _ended(figure: Figure, experiment: Experiment, run: RecordedRun) -> bool:
-    """Whether more rounds would draw no more."""
+    """Return True if further rounds would add no points."""
     return run.reaches(experiment.rounds) or (
         figure.up_to is not None and run.rounds[-1][figure.x] >= figure.up_to
     )
@@ -126,25 +123,24 @@ def _ended(figure: Figure, experiment: Experiment, run: RecordedRun) -> bool:
 def missing(
     figure: Figure | Definition, experiments: Sequence[Experiment], runs: Runs, until: int | None
 ) -> list[Experiment]:
-    """Of some experiments those that have not come as far as wanted, or whose rows lack what a
-    figure draws.
-    """
+    """Return the experiments that need more rounds, or whose rows lack the figure's column."""
 
-    def there(one: Experiment) -> bool:
-        run = runs.get(one.digest)
-        return run is not None and run.reaches(one.length(until)) and not stale(figure, run)
+    def is_done(experiment: Experiment) -> bool:
+        run = runs.get(experiment.digest)
+        return run is not None and run.reaches(experiment.length(until)) and not stale(figure, run)
 
-    return [one for one in experiments if not there(one)]
+    return [experiment for experiment in experiments if not is_done(experiment)]
 
 
 def stale(figure: Figure | Definition, run: RecordedRun) -> bool:
+    """Return True if a run lacks the figure's column."""
     return isinstance(figure, Figure) and not figure.can_show(run)
 
 
 def place(figure: Figure | Definition, experiment: Experiment, runs: Runs, folder: Path) -> Path:
-    """Where a run goes on.
+    """Return the folder in which a run continues.
 
-    One that was made without what a figure draws is made again, in a folder of its own.
+    A run without the figure's column is repeated in a separate folder.
     """
     run = runs.get(experiment.digest)
     return folder / "diagnostics" if run is not None and stale(figure, run) else folder

@@ -1,6 +1,5 @@
-"""docs/reproduction.md:
-
-all tables of a paper with verdicts, its figures, what it leaves open and what does not match.
+"""Writes docs/reproduction.md: all tables of a paper with verdicts, its figures, its open questions
+and the results that do not match.
 """
 
 import tomllib
@@ -19,11 +18,12 @@ from feddkd.reports.formats import piped
 
 HEAD = """# The paper, reproduced
 
-Written by `feddkd paper report` (`make reproduction`) from the records in `papers/feddkd/results`, as they came out; a test
-holds it to them. *Within* means: no further from the printed mean than the printed standard deviation. What rests on fewer
-runs or rounds than the paper's is *partial*. *p* is how likely ours and the printed mean would lie so far apart by chance if
-both were of one experiment (Welch's t-test; the printed side by its mean, deviation and number of runs).
-[papers/feddkd](../papers/feddkd/README.md) tells which command made which record."""
+Written by `feddkd paper report` (`make reproduction`) from the records in `papers/feddkd/results`;
+a test compares the page with them. *Within* means: the difference from the printed mean is at most
+the printed standard deviation. A cell with fewer runs or rounds than the paper's is *partial*. *p*
+is the probability of a difference this large by chance if both were from one experiment (Welch's
+t-test; the printed side by its mean, deviation and number of runs).
+[papers/feddkd](../papers/feddkd/README.md) lists the command that made each record."""
 GLANCE = (
     "table",
     "runs",
@@ -42,18 +42,17 @@ NOT_KEPT = "(*) Measured while the settings were chosen, by runs that are not am
 
 
 def page(paper: Paper, runs: Runs, pictures: str) -> str:
-    """The whole page; `pictures` is where its pictures lie, as seen from it."""
-    found = [compare(paper, name, runs, begun=True) for name in paper.tables]
-    tables = [part for one in found for part in _table(one)]
-    drawn = [
-        part
-        for figure in figures(paper).values()
-        for part in _figure(paper, figure, runs, pictures)
-    ]
+    """Return the whole page; `pictures` is the folder of its pictures, relative to the page."""
+    comparisons = [compare(paper, name, runs, begun=True) for name in paper.tables]
+    tables, drawn = list[str](), list[str]()
+    for comparison in comparisons:
+        tables += _table(comparison)
+    for figure in figures(paper).values():
+        drawn += _figure(paper, figure, runs, pictures)
     parts = [
         HEAD,
         "## At a glance",
-        _glance(found, progress(paper, runs)),
+        _glance(comparisons, progress(paper, runs)),
         *tables,
         "## Figures",
         *drawn,
@@ -62,18 +61,18 @@ def page(paper: Paper, runs: Runs, pictures: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _glance(found: Sequence[Comparison], done: Sequence[Progress]) -> str:
-    # the last is of all together
-    return piped(GLANCE, [_counted(one, its) for one, its in zip(found, done[:-1], strict=True)])
+def _glance(comparisons: Sequence[Comparison], done: Sequence[Progress]) -> str:
+    by_table = done[:-1]  # the last is the total
+    return piped(GLANCE, [_counted(*pair) for pair in zip(comparisons, by_table, strict=True)])
 
 
-def _counted(found: Comparison, done: Progress) -> list[str]:
-    printed = [cell for cell in found.cells if cell.printed is not None]
+def _counted(comparison: Comparison, done: Progress) -> list[str]:
+    printed = [cell for cell in comparison.cells if cell.printed is not None]
     verdicts = Counter(cell.verdict.removesuffix(" the printed spread") for cell in printed)
     verdicts["above or below"] = verdicts["above"] + verdicts["below"]
-    whole = [order for order in found.orders if order.complete]
+    whole = [order for order in comparison.orders if order.complete]
     pairs, swapped = sum(order.pairs for order in whole), sum(len(order.swapped) for order in whole)
-    held = (
+    order_text = (
         f"holds in {sum(order.holds for order in whole)} of {len(whole)} whole columns,"
         f" {pairs - swapped} of {pairs} pairs"
     )
@@ -84,37 +83,41 @@ def _counted(found: Comparison, done: Progress) -> list[str]:
         *(verdicts[name] for name in ("within", "better", "worse", "above or below")),
     ]
     return [
-        f"`{found.table.name}`",
+        f"`{comparison.table.name}`",
         f"{done.runs_done}/{done.runs_wanted}",
         f"{done.rounds_done}/{done.rounds_wanted}",
         *map(str, numbers),
         unlikely,
         str(verdicts[PARTIAL]),
         str(verdicts[NOTHING]),
-        held if whole else "-",
+        order_text if whole else "-",
     ]
 
 
-def _table(found: Comparison) -> list[str]:
-    """Those cells of which there is something, and how many others there are."""
-    if not found.shown:
-        return [f"## {found.table.title}", f"`{found.table.name}`: nothing has been run yet."]
-    title, _, rest = markdown(found).rstrip().partition("\n")
-    others = len(found.cells) - len(found.shown)
+def _table(comparison: Comparison) -> list[str]:
+    """Return the cells that have runs, and the number of the others."""
+    if not comparison.shown:
+        return [
+            f"## {comparison.table.title}",
+            f"`{comparison.table.name}`: nothing has been run yet.",
+        ]
+    title, _, rest = markdown(comparison).rstrip().partition("\n")
+    others = len(comparison.cells) - len(comparison.shown)
     of_all = f"; of {others} more cells there is nothing yet" if others else ""
     return [
         title,
-        f"`feddkd paper table {found.table.name}`{of_all}.",
+        f"`feddkd paper table {comparison.table.name}`{of_all}.",
         rest.strip().replace("\n## ", "\n### "),
     ]
 
 
 def shown(paper: Paper, figure: Figure, runs: Runs) -> dict[str, list[Curve]]:
-    """A figure's pictures by title, those without any curve, too."""
+    """Return a figure's pictures by title, also those without any curve."""
     return {title: curves(paper, figure, panel, runs) for title, panel in figure.panels.items()}
 
 
 def drawable(panels: Mapping[str, Sequence[Curve]]) -> bool:
+    """Return True if there is a curve to draw."""
     return any(curve.seeds for panel in panels.values() for curve in panel)
 
 
@@ -127,42 +130,43 @@ def _figure(paper: Paper, figure: Figure, runs: Runs, pictures: str) -> list[str
         for curve in panel:
             gaps.setdefault(curve.missing, []).append(f"{curve.method} ({title})")
     gaps.pop("", None)
-    told = [f"{missing}: {', '.join(who)}" for missing, who in gaps.items()]
+    lines = [f"{missing}: {', '.join(names)}" for missing, names in gaps.items()]
     picture = f"![{figure.title}]({pictures}/{figure.name}.png)"
-    return [f"### {figure.title}", picture, f"Partial; {'; '.join(told)}." if told else "Whole."]
+    return [f"### {figure.title}", picture, f"Partial; {'; '.join(lines)}." if lines else "Whole."]
 
 
 def _findings(paper: Paper) -> list[str]:
-    """From findings.toml, where a paper has one."""
+    """Return the parts of findings.toml, if the paper has one."""
     file = paper.folder / "findings.toml"
     if not file.exists():
         return []
     try:
-        said = tomllib.loads(file.read_text(encoding="utf-8"))
-        return [*_open(said["open"]), *_mismatches(said["mismatch"])]
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+        return [*_open(content["open"]), *_mismatches(content["mismatch"])]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{file} cannot be read: {error!r}") from None
 
 
 def _open(questions: Sequence[Mapping[str, Any]]) -> list[str]:
-    measured = [one for one in questions if "showed" in one]
-    rest = "; ".join(one["question"] for one in questions if "showed" not in one)
+    measured = [entry for entry in questions if "showed" in entry]
+    rest = "; ".join(entry["question"] for entry in questions if "showed" not in entry)
     lines = [
-        [one["question"], one["showed"] + ("" if one.get("kept", True) else " (*)")]
-        for one in measured
+        [entry["question"], entry["showed"] + ("" if entry.get("kept", True) else " (*)")]
+        for entry in measured
     ]
     return [
         "## What the paper leaves open, and what calibration showed",
         "[Decisions](decisions.md) has what was decided, and why.",
         piped(("question", "what calibration showed"), lines),
-        *([NOT_KEPT] if not all(one.get("kept", True) for one in measured) else []),
+        *([NOT_KEPT] if not all(entry.get("kept", True) for entry in measured) else []),
         f"Decided by argument alone, nothing measured: {rest}.",
     ]
 
 
-def _mismatches(found: Sequence[Mapping[str, Any]]) -> list[str]:
+def _mismatches(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = [
-        [", ".join(f"`{name}`" for name in one["tables"]), one["what"], one["why"]] for one in found
+        [", ".join(f"`{name}`" for name in entry["tables"]), entry["what"], entry["why"]]
+        for entry in entries
     ]
     return [
         "## What does not match, and the best explanation",

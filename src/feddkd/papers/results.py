@@ -1,8 +1,7 @@
-"""Runs from two places: the compact results that are committed, and run folders. The longer of two
-of one experiment counts.
+"""Reads runs from two places: the compact results that are committed, and run folders.
 
-A line of results/*.jsonl.gz is a run: {"manifest", "seconds", "rounds"}, its rounds without the
-accuracies of single clients where there are many.
+Of two runs of one experiment the longer counts. A line of results/*.jsonl.gz is a run: {"manifest",
+"seconds", "rounds"}; with many clients its rounds omit the accuracies of single clients.
 """
 
 import gzip
@@ -28,7 +27,7 @@ PLACES = ("--data", "--out", "--runs", "--papers")  # options that name a folder
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """What is left of a run: what it was, how long it took, its rows."""
+    """The record of a run: its manifest, its seconds and its rows."""
 
     manifest: Mapping[str, Any]
     seconds: float
@@ -40,66 +39,71 @@ class RecordedRun:
 
     @property
     def broke_off(self) -> bool:
-        """It could not go on (its numbers were no longer finite, say), and would end there again."""
+        """True if the run ended early (for example by numbers that are not finite).
+
+        It would end at the same round again.
+        """
         return "ended" in self.manifest
 
     def reaches(self, rounds: int) -> bool:
-        """There is no more of its first so many rounds to be had."""
+        """Return True if the first `rounds` rounds are complete, or the run ended early."""
         return self.broke_off or len(self.rounds) >= rounds
 
     @property
     def worth(self) -> tuple[int, bool]:
-        """By which one of two runs of one experiment is kept: the longer, and of equally long ones
-        that with diagnostics.
+        """The value that decides which of two runs of one experiment is kept: the longer one, then
+        the one with diagnostics.
         """
         return len(self.rounds), all("diagnostics" in row for row in self.rounds)
 
     @property
     def line(self) -> str:
-        return (
-            json.dumps({"manifest": self.manifest, "seconds": self.seconds, "rounds": self.rounds})
-            + "\n"
-        )
+        """The run as a line of a results file."""
+        content = {"manifest": self.manifest, "seconds": self.seconds, "rounds": self.rounds}
+        return json.dumps(content) + "\n"
 
 
-# by the digest of the experiment as it is read today, whatever the folder was called
+# keys: the experiments' digests, computed by this version, not read from folder names
 Runs = dict[str, RecordedRun]
 
 
 def recorded(paper: Paper, folder: Path | None = None) -> Runs:
-    """All runs known of: those committed with the paper, and those in a folder, if there is one."""
+    """Return the runs that are committed with the paper, and those in a folder, if one is given."""
     committed = [run for file in sorted(_results(paper).glob("*.jsonl.gz")) for run in _read(file)]
     return _longest([*committed, *_found(folder)])
 
 
 def collect(paper: Paper, folder: Path) -> dict[str, tuple[int, int]]:
-    """Put run folders into the results, beside what is there. By file: runs in it now, and how many
-    are new or longer.
+    """Add the runs of a folder to the results.
 
-    An experiment that several files have, as calibrations have what they are compared with, is kept
-    in the first one's results.
+    Return for each results file how many runs it has now, and how many of them are new or longer.
+    An experiment that stands in several files (calibrations have the experiments that they are
+    compared with) is kept in the first file's results.
     """
-    found, elsewhere, written = _longest(_found(folder)), set[str](), {}
+    found, in_earlier_files, written = _longest(_found(folder)), set[str](), {}
     for name, experiments in paper.experiments.items():
-        own = {one.digest for one in experiments} - elsewhere
-        elsewhere |= own
+        digests = {experiment.digest for experiment in experiments} - in_earlier_files
+        in_earlier_files |= digests
         file = _results(paper) / f"{Path(name).stem}.jsonl.gz"
         before = _longest(_read(file)) if file.exists() else {}
-        after = _longest(
-            [*before.values(), *(run for digest, run in found.items() if digest in own)]
-        )
-        news = sum(after[digest] is not before.get(digest) for digest in after)
-        if news:
-            order = [one.digest for one in experiments if one.digest in after]
+        added = [run for digest, run in found.items() if digest in digests]
+        after = _longest([*before.values(), *added])
+        changed = sum(after[digest] is not before.get(digest) for digest in after)
+        if changed:
+            order = [experiment.digest for experiment in experiments if experiment.digest in after]
             _write(file, [after[digest] for digest in dict.fromkeys([*order, *after])])
-        written[file.name] = len(after), news
+        written[file.name] = len(after), changed
     return written
 
 
 def strangers(paper: Paper, folder: Path) -> int:
-    """How many runs of a folder belong to none of the paper's files."""
-    own = {one.digest for experiments in paper.experiments.values() for one in experiments}
-    return len(_longest(_found(folder)).keys() - own)
+    """Return the number of runs in a folder that belong to none of the paper's files."""
+    known = {
+        experiment.digest
+        for experiments in paper.experiments.values()
+        for experiment in experiments
+    }
+    return len(_longest(_found(folder)).keys() - known)
 
 
 def _results(paper: Paper) -> Path:
@@ -130,8 +134,8 @@ def _found(folder: Path | None) -> list[RecordedRun]:
 
 
 def _published(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """A manifest without what is nobody's business: the folders on its command line, and the system
-    of the machine.
+    """Return a manifest without private facts: the folders on its command line, and the name of
+    the machine's system.
     """
     bare = dict(manifest)
     if "command" in bare:
@@ -145,9 +149,9 @@ def _published(manifest: Mapping[str, Any]) -> dict[str, Any]:
     return bare
 
 
-def _command(spoken: Sequence[str]) -> list[str]:
-    """A command line as anybody can give it: DIR for folders, and of a file elsewhere its name."""
-    return ["feddkd", *(_argument(before, argument) for before, argument in pairwise(spoken))]
+def _command(words: Sequence[str]) -> list[str]:
+    """Return a command line with DIR for folders, and only the names of files outside."""
+    return ["feddkd", *(_argument(before, argument) for before, argument in pairwise(words))]
 
 
 def _argument(before: str, argument: str) -> str:
@@ -170,14 +174,14 @@ def _read(file: Path) -> list[RecordedRun]:
         with gzip.open(file, "rt", encoding="utf-8") as lines:
             runs = [RecordedRun(**json.loads(line)) for line in lines]
         for run in runs:
-            run.experiment  # noqa: B018  # complain now, with the file's name
+            run.experiment  # noqa: B018  # an error here names the file
         return runs
     except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"the results in {file} cannot be read: {error}") from None
 
 
 def _write(file: Path, runs: Iterable[RecordedRun]) -> None:
-    """The same runs make the same bytes: no time of writing, no name."""
+    """Write runs to a file; the same runs give the same bytes, without a time or a name."""
     packed = io.BytesIO()
     with gzip.GzipFile(filename="", fileobj=packed, mode="wb", mtime=0) as out:
         for run in runs:

@@ -1,5 +1,6 @@
-"""How much of a paper's tables has been run, and what the rest will cost."""
+"""Counts the finished runs of a paper's tables and estimates the cost of the rest."""
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -10,9 +11,9 @@ from feddkd.papers.results import RecordedRun, Runs
 
 @dataclass(frozen=True)
 class Progress:
-    """What is done of some experiments.
+    """The finished and the wanted runs of some experiments.
 
-    `seconds_left` counts those whose cost can be guessed from a record; None: not one.
+    `seconds_left` counts the runs whose cost can be estimated from a record; None: there are none.
     """
 
     name: str
@@ -25,42 +26,36 @@ class Progress:
 
 
 def progress(paper: Paper, runs: Runs) -> list[Progress]:
-    """A line for each table, and one for all together: tables share runs."""
+    """Return the progress of each table, and of all together: tables share runs."""
     wanted = {
-        name: [(one, one.length(table.most())) for one in paper.wanted(table)]
+        name: [(experiment, experiment.length(table.most())) for experiment in paper.wanted(table)]
         for name, table in paper.tables.items()
     }
-    by_length = sorted(
-        (each for some in wanted.values() for each in some), key=lambda each: each[1]
-    )
-    # the longest is the one that stays
-    together = {one.digest: (one, rounds) for one, rounds in by_length}
+    by_length = sorted(itertools.chain(*wanted.values()), key=lambda item: item[1])
+    # an experiment of several tables keeps its largest number of rounds
+    together = {experiment.digest: (experiment, rounds) for experiment, rounds in by_length}
     pace = Pace(runs.values())
-    return [
-        _progress(name, some, runs, pace)
-        for name, some in [*wanted.items(), ("all", list(together.values()))]
-    ]
+    parts = [*wanted.items(), ("all", list(together.values()))]
+    return [_progress(name, experiments, runs, pace) for name, experiments in parts]
 
 
 def _progress(
     name: str, wanted: Sequence[tuple[Experiment, int]], runs: Runs, pace: "Pace"
 ) -> Progress:
-    done = [
-        min(rounds, len(runs[one.digest].rounds)) if one.digest in runs else 0
-        for one, rounds in wanted
-    ]
-    left = [
-        (one, rounds - there)
-        for (one, rounds), there in zip(wanted, done, strict=True)
-        if one.digest not in runs or not runs[one.digest].reaches(rounds)
-    ]
-    costs = [(pace.seconds_a_round(one), rounds) for one, rounds in left]
+    done, left = 0, []
+    for experiment, rounds in wanted:
+        run = runs.get(experiment.digest)
+        finished = 0 if run is None else min(rounds, len(run.rounds))
+        done += finished
+        if run is None or not run.reaches(rounds):
+            left.append((experiment, rounds - finished))
+    costs = [(pace.seconds_a_round(experiment), rounds) for experiment, rounds in left]
     known = [cost * rounds for cost, rounds in costs if cost is not None]
     return Progress(
         name,
         len(wanted) - len(left),
         len(wanted),
-        sum(done),
+        done,
         sum(rounds for _, rounds in wanted),
         round(sum(known), 1) if known or not left else None,
         len(left) - len(known),
@@ -68,35 +63,35 @@ def _progress(
 
 
 class Pace:
-    """Seconds a round, from records: the quickest of the same methods on the same network, or else
-    of any method on it, in proportion to a round's local work. The quickest, since others may have
-    had the machine to share; a rough guess all the same: it knows nothing of the engine or the
-    device.
+    """Estimates the seconds of a round from records.
+
+    The estimate is the fastest record of the same methods on the same network, or else of any
+    method on it, in proportion to a round's local work. Slower records may have shared the machine.
+    The estimate is rough: it ignores the engine and the device.
     """
 
     def __init__(self, runs: Iterable[RecordedRun]) -> None:
-        self._quickest: dict[str, float] = {}  # kind of run -> seconds a round, by its work
+        self._fastest: dict[str, float] = {}  # kind of run -> seconds per unit of local work
         for run in runs:
             if run.rounds:
                 pace = run.seconds / len(run.rounds) / _work(run.experiment)
                 for kind in _kinds(run.experiment):
-                    self._quickest[kind] = min(pace, self._quickest.get(kind, pace))
+                    self._fastest[kind] = min(pace, self._fastest.get(kind, pace))
 
     def seconds_a_round(self, experiment: Experiment) -> float | None:
-        known = [self._quickest[kind] for kind in _kinds(experiment) if kind in self._quickest]
+        """Return the estimated seconds of a round; None if there is no record of the network."""
+        known = [self._fastest[kind] for kind in _kinds(experiment) if kind in self._fastest]
         return known[0] * _work(experiment) if known else None
 
 
 def _kinds(experiment: Experiment) -> tuple[str, str]:
-    """From the most like it to the least."""
+    """Return the kinds of run that an experiment is, the most specific first."""
     network = f"{experiment.canonical['model']} on {experiment.canonical['data']}"
     return f"{' | '.join(call.name for call in experiment.parsed_method.calls)}: {network}", network
 
 
 def _work(experiment: Experiment) -> float:
-    """Epochs that all active clients together train in a round; a number of steps in place of
-    epochs counts as one.
-    """
+    """Return the epochs that all active clients train in a round; steps count as one epoch."""
     local = dict(experiment.parsed_method.calls[0].complete)
     epochs = local.get("epochs") if local.get("steps") is None else 1
     return float(experiment.canonical["cohort"]) * float(epochs or 1)

@@ -1,4 +1,4 @@
-"""A table beside the printed one, as text, Markdown, LaTeX or JSON."""
+"""Writes a table and the printed one as text, Markdown, LaTeX or JSON."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -49,11 +49,11 @@ TESTS = (
 
 @dataclass(frozen=True)
 class Comparison:
-    """A table, compared: its cells, the order of the methods, and how sure the differences are."""
+    """A table compared with print: its cells, the order of the methods, and statistical tests."""
 
     table: Definition
     cells: list[Cell]
-    begun: bool = False  # show only cells of which there is something
+    begun: bool = False  # show only cells that have runs
 
     @property
     def shown(self) -> list[Cell]:
@@ -71,8 +71,9 @@ class Comparison:
 
     @cached_property
     def tests(self) -> list[tuple[Cell, Paired]]:
-        """The lead against each other method of a column that it is in; first parts of long runs
-        are no methods of their own.
+        """The lead method against each other method of its columns.
+
+        Methods that are only the first rounds of longer runs are left out.
         """
         leads = {
             self._column(cell): cell
@@ -89,16 +90,17 @@ class Comparison:
         return [(cell, test) for cell, test in made if test is not None]
 
     def behind(self, cell: Cell) -> list[str]:
-        """Methods that the lead was printed ahead of and, in its own cell, is not."""
-        own = [
-            order for order in self.orders if (order.setting, order.quantity) == self._column(cell)
-        ]
-        return [
-            second
-            for order in own
-            for first, second in order.swapped
-            if first == cell.place.method == self.table.lead
-        ]
+        """Return the methods that the lead is better than in print, but not in our runs.
+
+        The list is empty for the cells of other methods.
+        """
+        behind = []
+        for order in self.orders:
+            if (order.setting, order.quantity) == self._column(cell):
+                for first, second in order.swapped:
+                    if first == cell.place.method == self.table.lead:
+                        behind.append(second)
+        return behind
 
     @property
     def _tested(self) -> list[Cell]:
@@ -110,21 +112,24 @@ class Comparison:
 
 
 def compare(paper: Paper, name: str, runs: Runs, *, begun: bool = False) -> Comparison:
+    """Return the comparison of a table with print."""
     table = paper.table(name)
     return Comparison(table, cells(paper, table, runs), begun)
 
 
-def text(found: Comparison) -> str:
-    return _written(found, aligned, "{}".format)
+def text(comparison: Comparison) -> str:
+    """Return a comparison as aligned text."""
+    return _written(comparison, aligned, "{}".format)
 
 
-def markdown(found: Comparison) -> str:
-    return _written(found, piped, "## {}".format)
+def markdown(comparison: Comparison) -> str:
+    """Return a comparison as Markdown."""
+    return _written(comparison, piped, "## {}".format)
 
 
-def latex(found: Comparison) -> str:
-    """Tabulars with comments between them; nothing but LaTeX itself is needed."""
-    return _written(found, tabular, "% {}".format, "% {}".format)
+def latex(comparison: Comparison) -> str:
+    """Return a comparison as LaTeX tabulars with comments; it needs no packages."""
+    return _written(comparison, tabular, "% {}".format, "% {}".format)
 
 
 FORMATS: Mapping[str, Callable[[Comparison], str]] = {
@@ -134,16 +139,20 @@ FORMATS: Mapping[str, Callable[[Comparison], str]] = {
 }
 
 
-def as_json(found: Comparison) -> dict[str, Any]:
+def as_json(comparison: Comparison) -> dict[str, Any]:
+    """Return a comparison as JSON."""
     return {
-        "name": found.table.name,
-        "title": found.table.title,
-        "note": found.table.note,
-        "cells": [{**_cell_json(cell), "not_ahead_of": found.behind(cell)} for cell in found.cells],
-        "orders": [{**asdict(order), "holds": order.holds} for order in found.orders],
-        "lead": found.table.lead,
-        "spreads": [{**_where(cell), **asdict(one)} for cell, one in found.spreads],
-        "tests": [{**_where(cell), **asdict(test)} for cell, test in found.tests],
+        "name": comparison.table.name,
+        "title": comparison.table.title,
+        "note": comparison.table.note,
+        "cells": [
+            {**_cell_json(cell), "not_ahead_of": comparison.behind(cell)}
+            for cell in comparison.cells
+        ],
+        "orders": [{**asdict(order), "holds": order.holds} for order in comparison.orders],
+        "lead": comparison.table.lead,
+        "spreads": [{**_where(cell), **asdict(numbers)} for cell, numbers in comparison.spreads],
+        "tests": [{**_where(cell), **asdict(test)} for cell, test in comparison.tests],
     }
 
 
@@ -175,31 +184,32 @@ def _where(cell: Cell) -> dict[str, str]:
 
 
 def _written(
-    found: Comparison,
+    comparison: Comparison,
     grid: Grid,
     heading: Callable[[str], str],
     plain: Callable[[str], str] = "{}".format,
 ) -> str:
     parts = [
-        heading(found.table.title),
+        heading(comparison.table.title),
         grid(
-            HEADINGS, [[*_line(cell), _verdict(cell, found.behind(cell))] for cell in found.shown]
+            HEADINGS,
+            [[*_line(cell), _verdict(cell, comparison.behind(cell))] for cell in comparison.shown],
         ),
     ]
-    parts += [plain(note) for note in _notes(found)]
-    if found.orders:
+    parts += [plain(note) for note in _notes(comparison)]
+    if comparison.orders:
         parts += [
             heading("Order of the methods"),
-            *(plain(_said(order)) for order in found.orders),
+            *(plain(_order_line(order)) for order in comparison.orders),
         ]
-    if found.spreads:
+    if comparison.spreads:
         parts += [
             heading("Over seeds, of runs whose number is final"),
-            grid(SPREADS, [_spread_line(*one) for one in found.spreads]),
+            grid(SPREADS, [_spread_line(*one) for one in comparison.spreads]),
         ]
-    if found.tests:
-        parts += [heading(f"{found.table.lead} against the others, seed by seed")]
-        parts += [grid(TESTS, [_test_line(*one) for one in found.tests])]
+    if comparison.tests:
+        parts += [heading(f"{comparison.table.lead} against the others, seed by seed")]
+        parts += [grid(TESTS, [_test_line(*one) for one in comparison.tests])]
     return "\n\n".join(parts) + "\n"
 
 
@@ -221,36 +231,35 @@ def _verdict(cell: Cell, behind: Sequence[str]) -> str:
     so_far = f", so far {cell.tendency}" if cell.verdict == PARTIAL else ""
     missed = f"; target missed in {_runs(cell.missed)}" if cell.missed else ""
     broke_off = f"; {_runs(cell.broke_off)} broke off" if cell.broke_off else ""
-    return f"{cell.verdict}{so_far}{missed}{broke_off}{'; not ahead of ' + ', '.join(behind) if behind else ''}"
+    not_ahead = f"; not ahead of {', '.join(behind)}" if behind else ""
+    return f"{cell.verdict}{so_far}{missed}{broke_off}{not_ahead}"
 
 
 def _runs(count: int) -> str:
     return f"{count} {'run' if count == 1 else 'runs'}"
 
 
-def _notes(found: Comparison) -> list[str]:
-    """The table's own, and the slips of the print, each once."""
-    slips: dict[tuple[str, str, str], list[str]] = {}
-    for cell in found.shown:
+def _notes(comparison: Comparison) -> list[str]:
+    """Return the table's note, and the notes on printed cells, each once."""
+    quantities: dict[tuple[str, str, str], list[str]] = {}
+    for cell in comparison.shown:
         if cell.printed is not None and cell.printed.note:
-            slips.setdefault((cell.place.method, cell.place.setting, cell.printed.note), []).append(
-                cell.place.quantity
-            )
-    told = [
+            place = cell.place
+            key = place.method, place.setting, cell.printed.note
+            quantities.setdefault(key, []).append(place.quantity)
+    lines = [
         f"* {method}, {setting}, {', '.join(names)}: {note}"
-        for (method, setting, note), names in slips.items()
+        for (method, setting, note), names in quantities.items()
     ]
-    return [*([found.table.note] if found.table.note else []), *told]
+    return [comparison.table.note, *lines] if comparison.table.note else lines
 
 
-def _said(order: MethodOrder) -> str:
+def _order_line(order: MethodOrder) -> str:
     start = f"{order.setting}, {order.quantity}: "
     of_what = "" if order.complete else " of what there is so far"
     if order.holds:
-        return (
-            f"{start}the printed order{of_what} holds ({order.pairs}"
-            f" {'pair' if order.pairs == 1 else 'pairs'})"
-        )
+        count = f"{order.pairs} {'pair' if order.pairs == 1 else 'pairs'}"
+        return f"{start}the printed order{of_what} holds ({count})"
     pairs = ", ".join(f"{first} before {second}" for first, second in order.swapped)
     return (
         f"{start}the printed order{of_what} does not hold ({len(order.swapped)} of {order.pairs}"
@@ -258,10 +267,20 @@ def _said(order: MethodOrder) -> str:
     )
 
 
-def _spread_line(cell: Cell, one: Spread) -> list[str]:
+def _spread_line(cell: Cell, numbers: Spread) -> list[str]:
     show = _shown(cell)
-    numbers = [show(one.mean), show(one.median), show(one.population_std), show(one.sample_std)]
-    return [*_where(cell).values(), str(one.n), *numbers, _interval(show(one.low), show(one.high))]
+    columns = [
+        show(numbers.mean),
+        show(numbers.median),
+        show(numbers.population_std),
+        show(numbers.sample_std),
+    ]
+    return [
+        *_where(cell).values(),
+        str(numbers.n),
+        *columns,
+        _interval(show(numbers.low), show(numbers.high)),
+    ]
 
 
 def _test_line(cell: Cell, test: Paired) -> list[str]:

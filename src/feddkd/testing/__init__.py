@@ -1,14 +1,13 @@
-"""For those who write a method: `check_method` holds it to the laws that every method of this
-package obeys.
+"""Checks a method of your own: `check_method` tests the laws that all methods here obey.
 
     from feddkd.testing import check_method
 
     def test_my_method_obeys_the_laws() -> None:
         check_method("mymethod(epochs=1, batch_size=8)")
 
-It takes seconds, if the method's options are small. Where a law is broken, LawError (an
-AssertionError) says which and how; the report that comes back otherwise says what was checked, and
-what was left out and why. pytest is not needed.
+It takes seconds if the method's options are small. If a law is broken, LawError (an AssertionError)
+says which one and how. Otherwise it returns a report of the laws that were checked, and of those
+that were not, with the reason. It does not need pytest.
 """
 
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ __all__ = ["LAWS", "FallsSilent", "LawError", "Report", "check_method", "rehears
 
 @dataclass(frozen=True)
 class Report:
-    """What was checked of a method, and what was left out and why."""
+    """The laws that were checked for a method, and those that were skipped, with the reason."""
 
     method: str
     networks: tuple[str, ...]
@@ -34,18 +33,16 @@ class Report:
     skipped: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        lines = [
-            f"{self.method or 'the method'}, on networks {' and '.join(self.networks)}:"
-            f" {', '.join(self.checked)}"
-        ]
-        return "\n".join(
-            [*lines, *(f"not checked: {what}: {why}" for what, why in self.skipped.items())]
-        )
+        name, networks = self.method or "the method", " and ".join(self.networks)
+        lines = [f"{name}, on networks {networks}: {', '.join(self.checked)}"]
+        lines += [f"not checked: {law}: {why}" for law, why in self.skipped.items()]
+        return "\n".join(lines)
 
 
 def check_method(method: Method | str) -> Report:
-    """Hold a method, or its text, to every law of LAWS, on a small network without batch norm and
-    on one with it.
+    """Check a method, or its text, against every law of LAWS, or raise LawError.
+
+    Each law is checked on a small network without batch norm and on one with it.
     """
     chosen = parse(method) if isinstance(method, str) else method
     chosen.check_order()
@@ -53,7 +50,7 @@ def check_method(method: Method | str) -> Report:
     laws = dict(LAWS)
     if not chosen.calls:
         del laws["reads back from its text"]
-        skipped["reads back from its text"] = "it has none; METHODS.register gives it one"
+        skipped["reads back from its text"] = "it has no text; METHODS.register gives it one"
     for law, holds in laws.items():
         for network in networks:
             holds(Trial(chosen, network, law))
@@ -61,7 +58,7 @@ def check_method(method: Method | str) -> Report:
 
 
 def _playable(method: Method) -> tuple[dict[str, str], list[Network]]:
-    """The networks that the method takes; of the others, what it says of them."""
+    """Return the reasons for which networks are refused, and the networks that work."""
     refused: dict[str, str] = {}
     for network in NETWORKS:
         try:
@@ -69,9 +66,8 @@ def _playable(method: Method) -> tuple[dict[str, str], list[Network]]:
         except InputError as error:
             refused[f"network {network!r}"] = str(error)
         except Exception as error:
-            raise LawError(
-                "runs", f"a run fails: {error}{Trial(method, network, 'runs').again({'rounds': 1})}"
-            ) from error
+            repeat = Trial(method, network, "runs").again({"rounds": 1})
+            raise LawError("runs", f"a run fails: {error}{repeat}") from error
     if len(refused) == len(NETWORKS):
-        raise LawError("runs", f"it takes none of the networks: {'; '.join(refused.values())}")
+        raise LawError("runs", f"the method refuses all networks: {'; '.join(refused.values())}")
     return refused, [network for network in NETWORKS if f"network {network!r}" not in refused]

@@ -1,4 +1,4 @@
-"""The laws that any method obeys, each a function that raises LawError where it is broken."""
+"""The laws that every method obeys; each is a function that raises LawError if it is broken."""
 
 import functools
 import os
@@ -25,14 +25,14 @@ WAYS: list[dict[str, Any]] = [
     {"engine": "batched", "strategy": "vmap", "lanes": 2},
     {"engine": "batched", "strategy": "vmap", "around": FallsSilent(1)},
     {"engine": "batched", "strategy": "loop"},
-    # tracing takes long: with everybody shapes stay the same
+    # Tracing is slow; with the whole cohort the shapes stay the same.
     {"engine": "batched", "strategy": "traced", "cohort": 4},
     *([{"engine": "pool", "workers": 2}] if hasattr(os, "memfd_create") else []),
 ]
 
 
 class LawError(AssertionError):
-    """A method breaks a law; the message says which, and how to see it again."""
+    """A method breaks a law; the message says which one, and how to repeat it."""
 
     def __init__(self, law: str, sentence: str) -> None:
         super().__init__(f"{law}: {sentence}")
@@ -41,14 +41,14 @@ class LawError(AssertionError):
 
 @dataclass(frozen=True)
 class Trial:
-    """A method on one of the networks, under one law."""
+    """A method on one of the networks, checked against one law."""
 
     method: Method
     network: Network
     law: str
 
     def play(self, what: str, **how: Any) -> Played:
-        """A rehearsal. Whatever goes wrong in it breaks the law, and so does a number that is none."""
+        """Play a rehearsal, or raise LawError if it fails or gives numbers that are not finite."""
         try:
             played = rehearse(**{"method": self.method, "network": self.network, **how})
         except LawError:
@@ -64,6 +64,7 @@ class Trial:
         return played
 
     def hold(self, holds: bool, otherwise: str, how: dict[str, Any] | None = None) -> None:
+        """Raise LawError with the message `otherwise` if a condition does not hold."""
         if not holds:
             raise LawError(self.law, otherwise + self.again(how or {}))
 
@@ -75,7 +76,10 @@ class Trial:
         tolerance: float,
         how: dict[str, Any] | None = None,
     ) -> None:
-        """Two rehearsals give the same numbers; `tolerance` counts for numbers of about one."""
+        """Raise LawError if two rehearsals give different numbers.
+
+        `tolerance` is relative for numbers above 1, and absolute below.
+        """
         ours, theirs = dict(_numbers(expected)), dict(_numbers(found))
         self.hold(
             set(ours) == set(theirs),
@@ -87,39 +91,32 @@ class Trial:
             self.hold(gap <= tolerance, f"{what}: {path} differs by {gap:.1e}", how)
 
     def again(self, how: dict[str, Any]) -> str:
-        options = {
-            key: value
-            for key, value in how.items()
-            if isinstance(value, str | int | tuple | FallsSilent)
-        }
+        """Return the call that repeats a rehearsal."""
         method = repr(str(self.method)) if self.method.calls else "method"
-        written = ", ".join(
-            [
-                method,
-                f"network={self.network!r}",
-                *(f"{key}={value!r}" for key, value in options.items()),
-            ]
-        )
-        return f"\nto see it again: feddkd.testing.rehearse({written})"
+        arguments = [method, f"network={self.network!r}"]
+        for key, value in how.items():
+            if isinstance(value, str | int | tuple | FallsSilent):
+                arguments.append(f"{key}={value!r}")
+        return f"\nto repeat it: feddkd.testing.rehearse({', '.join(arguments)})"
 
 
 def _numbers(played: Played) -> Iterator[tuple[str, Tensor]]:
-    """Everything in which two rehearsals can differ, by name."""
-    groups: list[tuple[str, Groups]] = [
-        (f"state of run {at}", state) for at, state in enumerate(played.states)
+    """Yield all numbers of a rehearsal with their names."""
+    parts: list[tuple[str, Groups]] = [
+        (f"state of run {run}", state) for run, state in enumerate(played.states)
     ]
-    groups += [
+    parts += [
         (f"memo of client {client} of run {run}", memo)
         for (run, client), memo in sorted(played.memos.items())
     ]
-    for place, held in groups:
-        for group, tensors in held.items():
+    for part, groups in parts:
+        for group, tensors in groups.items():
             for name, tensor in tensors.items():
-                yield f"{place}, {group}[{name!r}]", tensor.double()
-    for at, row in enumerate(played.rows):
+                yield f"{part}, {group}[{name!r}]", tensor.double()
+    for run, row in enumerate(played.rows):
         for key, value in row.items():
             if isinstance(value, int | float):
-                yield f"{key} of run {at}", torch.tensor(float(value), dtype=torch.float64)
+                yield f"{key} of run {run}", torch.tensor(float(value), dtype=torch.float64)
 
 
 def _apart(a: Tensor, b: Tensor) -> float:
@@ -129,8 +126,8 @@ def _apart(a: Tensor, b: Tensor) -> float:
 
 
 def _alone(played: Played, run: int) -> Played:
-    """One run of several."""
-    memos = {(0, client): memo for (at, client), memo in played.memos.items() if at == run}
+    """Return one run of several as a rehearsal."""
+    memos = {(0, client): memo for (number, client), memo in played.memos.items() if number == run}
     return Played([played.states[run]], memos, [played.rows[run]])
 
 
@@ -138,33 +135,31 @@ def _alone(played: Played, run: int) -> Played:
 
 
 def mutates_nothing(trial: Trial) -> None:
-    """Its functions change no tensor and no mapping that they are given."""
+    """Check that the method's functions change no tensor and no mapping among their arguments."""
 
-    def complain(what: str) -> None:
-        raise LawError(trial.law, f"{what}; make a new tensor in its place")
+    def report(change: str) -> None:
+        raise LawError(trial.law, f"{change}; make a new tensor instead")
 
-    trial.play("a run", dress=lambda method: guarded(method, complain), rounds=2)
+    trial.play("a run", dress=lambda method: guarded(method, report), rounds=2)
 
 
 def respects_keys(trial: Trial) -> None:
-    """Its numbers follow from the seed alone: not from global generators, nor from runs before it
-    or beside it.
-    """
+    """Check that the numbers depend only on the seed, not on global generators or other runs."""
     with _generators(1) as consumed:
         first = trial.play("a run", engine=Unseeded, rounds=2)
         trial.hold(
             not consumed(),
-            "it draws from a global generator of torch, numpy or Python; draw by batch.key or"
-            " world.key",
+            "it draws from a global generator of torch, numpy or Python; use batch.key or"
+            " world.key for its draws",
         )
     with _generators(2):
         again = trial.play("a run", engine=Unseeded, rounds=2)
         trial.agree(
             "two runs with one seed, with global generators in different states", first, again, 0.0
         )
-    beside = trial.play("a run beside others", rounds=2, seeds=(1, 0, 2), worlds=(0, 0, 0))
-    trial.agree("a run by itself and beside others", first, _alone(beside, 1), 0.0)
-    numbers = [dict(_numbers(_alone(beside, at)._replace(rows=[]))) for at in (0, 1)]
+    together = trial.play("a run with others", rounds=2, seeds=(1, 0, 2), worlds=(0, 0, 0))
+    trial.agree("a run alone and a run with others", first, _alone(together, 1), 0.0)
+    numbers = [dict(_numbers(_alone(together, run)._replace(rows=[]))) for run in (0, 1)]
     same = numbers[0].keys() == numbers[1].keys() and all(
         torch.equal(numbers[0][path], numbers[1][path]) for path in numbers[0]
     )
@@ -173,9 +168,9 @@ def respects_keys(trial: Trial) -> None:
 
 @contextmanager
 def _generators(seed: int) -> Iterator[Any]:
-    """Global generators in a state of this seed's; they are put back.
+    """Seed the global generators and restore them at the end.
 
-    Yields whether they have been drawn from.
+    Yields a function that tells whether they were drawn from.
     """
 
     def states() -> list[Any]:
@@ -195,7 +190,7 @@ def _generators(seed: int) -> Iterator[Any]:
 
 
 def reads_back(trial: Trial) -> None:
-    """Its text, read again, is the same method: the same text and the same numbers."""
+    """Check that the method's text, read again, gives the same text and the same numbers."""
     text = str(trial.method)
     try:
         again, canonical = parse(text), parse(trial.method.canonical)
@@ -204,17 +199,15 @@ def reads_back(trial: Trial) -> None:
     trial.hold(str(again) == text, f"its text {text!r} comes back as {str(again)!r}")
     trial.hold(
         again.canonical == canonical.canonical == trial.method.canonical,
-        f"{text!r} does not mean what it says",
+        f"{text!r} does not mean the same method when it is read again",
     )
-    ours, theirs = (
-        trial.play("a run", rounds=1),
-        trial.play("a run of its text", method=again, rounds=1),
-    )
+    ours = trial.play("a run", rounds=1)
+    theirs = trial.play("a run of its text", method=again, rounds=1)
     trial.agree(f"the method and its text {text!r}", ours, theirs, 0.0)
 
 
 def reports_its_bytes(trial: Trial) -> None:
-    """What is counted is what travels."""
+    """Check that the reported costs are the bytes that are really sent."""
     counting: list[Counting] = []
 
     def counts(*given: Any) -> Counting:
@@ -223,35 +216,31 @@ def reports_its_bytes(trial: Trial) -> None:
 
     played = trial.play("a run", engine=counts, rounds=2)
     for cost, total in counting[0].totals.items():
-        told = played.rows[0][cost]
-        hint = (
-            "; every group that is uploaded must be in `collect` or `every`"
-            if cost == "bytes_up"
-            else ""
-        )
+        reported, hint = played.rows[0][cost], ""
+        if cost == "bytes_up":
+            hint = "; every group that is uploaded must be in `collect` or `every`"
         trial.hold(
-            told == total, f"{cost} are reported as {told}, and it is {total} that travel{hint}"
+            reported == total, f"{cost} is reported as {reported}, but {total} are sent{hint}"
         )
 
 
 def survives_partial_cohorts(trial: Trial) -> None:
-    """It goes on with any cohort, and with one that loses a client before or between the exchanges
-    of a round.
-    """
+    """Check that the method works with any cohort, also if a client stops answering in a round."""
     for cohort in (1, 4):
         trial.play(f"a cohort of {cohort} out of 4", cohort=cohort, rounds=2)
     for after in (0, 1):
-        what = f"a round in which a client answers {after} exchanges and falls silent"
+        what = f"a round in which a client answers {after} exchanges and then stops"
         trial.play(what, around=FallsSilent(after), rounds=2)
 
 
 def agrees_on_all_engines(trial: Trial) -> None:
-    """Engines agree with serial in float64 to 1e-12 after three rounds, and several seeds at once
-    with each by itself.
+    """Check that all engines give serial's numbers in float64 to 1e-12 after three rounds.
+
+    Also check that several seeds at once give the numbers of each seed alone.
     """
     serial = functools.cache(lambda **rounds: trial.play("a run", **rounds))
     for how in WAYS:
-        # tracing takes long, batch norm or not
+        # tracing is slow, so one network must do
         if how.get("strategy") == "traced" and trial.network != "plain":
             continue
         title = " ".join(str(value) for key, value in how.items() if key in ("engine", "strategy"))
@@ -261,16 +250,14 @@ def agrees_on_all_engines(trial: Trial) -> None:
         )
     how = {"engine": "batched", "strategy": "vmap", "seeds": (1, 0)}
     together = trial.play("two seeds at once", **how)
-    for at, alone in enumerate((serial(seeds=(1,)), serial())):
+    for run, alone in enumerate((serial(seeds=(1,)), serial())):
         trial.agree(
-            "two seeds at once and each by itself", alone, _alone(together, at), TOLERANCE, how
+            "two seeds at once and each alone", alone, _alone(together, run), TOLERANCE, how
         )
 
 
 def reports_what_it_trains(trial: Trial) -> None:
-    """The model that is judged holds what clients have trained: no tensor of it is left as it was
-    at the beginning.
-    """
+    """Check that the evaluated model holds every tensor that clients have trained."""
     moved: set[str] = set()
     played = trial.play("a run", dress=lambda method: watched(method, moved), rounds=2, cohort=4)
     first = first_weights(trial.network)
@@ -286,12 +273,12 @@ def reports_what_it_trains(trial: Trial) -> None:
         ]
         trial.hold(
             not all(left),
-            f"clients train {name!r}, and in the model that is judged it is still as it was at the"
-            " beginning: upload it, or let Method.private or Method.private_patterns name it",
+            f"clients train {name!r}, but the evaluated model still has its first value: upload"
+            " it, or let Method.private or Method.private_patterns name it",
         )
 
 
-# The order matters: what breaks one law may show in those below it, too.
+# The order matters: a method that breaks one law often breaks those below it, too.
 LAWS = {
     "mutates nothing": mutates_nothing,
     "respects keys": respects_keys,

@@ -1,6 +1,5 @@
-"""Engines and functions that watch:
-
-who falls silent, what travels, what draws from generators, what is changed in place.
+"""Engines and functions that observe a method: clients that stop answering, bytes that are sent,
+draws from global generators, tensors that are changed in place.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,9 +27,7 @@ def is_the_methods(order: Order) -> bool:
 
 @dataclass(frozen=True)
 class FallsSilent:
-    """Puts an engine around another: in every round the cohort's first client answers `after`
-    exchanges and no more.
-    """
+    """Wraps an engine: in every round the cohort's first client answers only `after` exchanges."""
 
     after: int
 
@@ -40,6 +37,8 @@ class FallsSilent:
 
 @dataclass
 class Silent:
+    """The engine around another that FallsSilent makes."""
+
     remote: ClassVar[bool] = False
     engine: Engine
     after: int
@@ -73,8 +72,9 @@ class Silent:
     def _thinned(self, order: Order) -> Order:
         if order.cohort == (SERVER,) or not is_the_methods(order):
             return order
-        at = order.run, order.key[1]
-        silent, keys = self._who.setdefault(at, order.cohort[0]), self._keys.setdefault(at, [])
+        place = order.run, order.key[1]
+        silent = self._who.setdefault(place, order.cohort[0])
+        keys = self._keys.setdefault(place, [])
         if order.key not in keys:
             keys.append(order.key)
         if len(keys) <= self.after:
@@ -84,7 +84,7 @@ class Silent:
 
 @dataclass
 class Counting(Serial):
-    """A serial engine that weighs what really goes down to each client and comes up from it."""
+    """A serial engine that counts the bytes that are really sent to and from each client."""
 
     keys: set[Key] = field(default_factory=set)
     bytes_up: int = 0
@@ -92,6 +92,7 @@ class Counting(Serial):
 
     @property
     def totals(self) -> dict[str, int]:
+        """The counts, named as the columns of a row."""
         return {
             "communications": len(self.keys),
             "bytes_up": self.bytes_up,
@@ -110,32 +111,22 @@ class Counting(Serial):
 
 
 class Unseeded(Serial):
-    """A serial engine that leaves torch's generator alone, so that a client that draws from it is
-    found out.
-    """
+    """A serial engine that does not seed torch's generator, so that draws from it are noticed."""
 
     def _ask(
         self, phase: Phase, order: Order, client: int, memo: Groups, which: slice = ALL
     ) -> tuple[Groups, Groups]:
-        world = self.federations[order.run]
+        key, data = (*order.key, client), self.federations[order.run]
         return answer(
-            self.model,
-            phase,
-            order.sent,
-            memo,
-            world,
-            client,
-            (*order.key, client),
-            self.dtype,
-            which=which,
+            self.model, phase, order.sent, memo, data, client, key, self.dtype, which=which
         )
 
 
-# --- functions that must not change what they are given
+# --- functions that must not change their arguments
 
 
 class TensorBefore(NamedTuple):
-    """A tensor as it was before a call."""
+    """A tensor and its numbers before a call."""
 
     holder: Any
     name: Any
@@ -146,6 +137,7 @@ class TensorBefore(NamedTuple):
 
     @property
     def changed(self) -> bool:
+        """True if the tensor has been replaced or changed since."""
         now = self.holder[self.name] if self.name in _names(self.holder) else None
         return (
             now is not self.tensor
@@ -154,25 +146,23 @@ class TensorBefore(NamedTuple):
         )
 
 
-def guarded(method: Method, complain: Callable[[str], None]) -> Method:
-    """The same method; `complain` hears of every function of it that changes what it is given."""
+def guarded(method: Method, report: Callable[[str], None]) -> Method:
+    """Return the same method; `report` is called for every function that changes its arguments."""
 
     def watch(phase: Phase, name: str, names: str, function: Any) -> Any:
         if function is None:
             return None
 
         def call(*inputs: Any) -> Any:
-            given = zip(names.split(), inputs, strict=True)
-            groups = {key: value for key, value in given if isinstance(value, Mapping | tuple)}
+            arguments = zip(names.split(), inputs, strict=True)
+            groups = {key: value for key, value in arguments if isinstance(value, Mapping | tuple)}
             before, keys = list(_tensors(groups)), list(_keys(groups))
             result = function(*inputs)
-            for path in [seen.path for seen in before if seen.changed] or (
-                [""] if keys != list(_keys(groups)) else []
-            ):
-                complain(
-                    f"{name} of phase {phase.name!r} changes what it is"
-                    f" given{': ' if path else ''}{path}"
-                )
+            changed = [f": {tensor.path}" for tensor in before if tensor.changed]
+            if not changed and keys != list(_keys(groups)):
+                changed = [""]
+            for path in changed:
+                report(f"{name} of phase {phase.name!r} changes its arguments{path}")
             return result
 
         return call
@@ -204,9 +194,7 @@ def guarded(method: Method, complain: Callable[[str], None]) -> Method:
 
 
 def watched(method: Method, moved: set[str]) -> Method:
-    """Return the same method; `moved` is told the names of the parameters that clients' steps
-    change.
-    """
+    """Return the same method; it adds the parameters that clients' steps change to `moved`."""
 
     def watch(phase: Phase) -> Phase:
         client = phase.client
@@ -217,11 +205,9 @@ def watched(method: Method, moved: set[str]) -> Method:
         def watched_step(model: Model, sent: Groups, carry: Groups, batch: Batch) -> Groups:
             after = step(model, sent, carry, batch)
             before = carry.get("params", {})
-            moved.update(
-                n
-                for n, w in after.get("params", {}).items()
-                if n in before and not torch.equal(w, before[n])
-            )
+            for name, tensor in after.get("params", {}).items():
+                if name in before and not torch.equal(tensor, before[name]):
+                    moved.add(name)
             return after
 
         return replace(phase, client=replace(client, step=watched_step))
@@ -234,9 +220,9 @@ def _names(holder: Any) -> Sequence[Any]:
 
 
 def _tensors(holder: Any, path: str = "") -> Iterator[TensorBefore]:
-    """Every tensor in nested mappings and tuples.
+    """Yield every tensor in nested mappings and tuples.
 
-    Those named _ stand in a transformation of torch.func, or are not tensors.
+    Arguments named _ are left out: they are inside a transformation of torch.func, or no tensors.
     """
     for name in _names(holder):
         value = holder[name]

@@ -1,6 +1,5 @@
-"""A small federation to try a method on:
-
-clients of unequal size and with unlike labels, partial batches, public data.
+"""A small federation to try a method on: clients of different sizes and labels, partial batches and
+public data.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,12 +26,12 @@ from feddkd.tensors import Groups, to
 Network = Literal["plain", "batch norm"]
 NETWORKS: tuple[Network, ...] = ("plain", "batch norm")
 CLASSES = 3
-# nothing is played twice: what a method does wrong must show
+# no round is played twice, so that a method's mistakes show
 BARE = Tolerance(on_divergence="continue")
 
 
 class Played(NamedTuple):
-    """What a rehearsal leaves: the servers' states, the clients' memos by (run, client), and the
+    """The result of a rehearsal: the servers' states, the clients' memos by (run, client), and the
     last round's rows.
     """
 
@@ -54,12 +53,10 @@ def rehearse(
     dress: Callable[[Method], Method] = lambda method: method,
     **options: Any,
 ) -> Played:
-    """Play a method in float64 with four clients, one run a seed, all runs at once; `options` are
-    the engine's.
+    """Play a method in float64 with four clients, one run for each seed, all runs at once.
 
-    `worlds` are the seeds of data and initial weights, the same as `seeds` unless said; `around`
-    puts another engine around the one that works; `dress` puts other functions around the method's
-    own.
+    `worlds` are the seeds of data and initial weights (default: `seeds`); `around` wraps the engine
+    in another; `dress` wraps the method's functions; `options` are the engine's.
     """
     chosen = parse(method) if isinstance(method, str) else method
     chosen.check_order()
@@ -90,7 +87,7 @@ def rehearse(
         *_, rows = simulation.play(chosen, 1, rounds)
         if ended := next((run.error for run in simulation.runs if run.error), None):
             raise ended
-        # the loop took over, which hides the mistake
+        # the engine has fallen back to the loop, which would hide the mistake
         for kind, why in simulation.engine.facts().get("failed", {}).items():
             raise RuntimeError(f"{kind}: {why}")
         return Played(
@@ -100,8 +97,8 @@ def rehearse(
 
 @cache
 def _model(network: Network) -> Model:
-    """Made once: it holds no numbers."""
-    with torch.random.fork_rng(devices=[]):  # layers draw their first weights as they are made
+    """Return the network as a model; it holds no numbers, so it is made once."""
+    with torch.random.fork_rng(devices=[]):  # new layers draw their weights
         return functional(build(network))
 
 
@@ -115,8 +112,9 @@ def _start(method: Method, model: Model, world: int, seed: int) -> Start:
 
 
 def build(network: Network) -> nn.Module:
-    """Dropout in one, so that keys matter; no bias before batch norm in the other: its gradient
-    would be rounding alone.
+    """Return a network: one with dropout, so that keys matter, or one with batch norm.
+
+    There is no bias before batch norm, because its gradient would be only rounding errors.
     """
     if network == "plain":
         first = nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()
@@ -133,21 +131,14 @@ def build(network: Network) -> nn.Module:
 
 
 def federation(method: Method, seed: int) -> Federation:
-    """Four clients around the method's own batch size, so that some batches are partial and one
-    client has a single batch.
+    """Return four clients with about as many examples as the method's batches have.
+
+    So some batches are partial, and one client has a single batch.
     """
     draw = torch.Generator().manual_seed(seed)
-    widths = {phase.reads.batch_size for phase in method.phases if phase.client is not None} - {1}
-    size = max(
-        [
-            8,
-            *(
-                phase.reads.batch_size
-                for phase in method.phases
-                if phase.client is not None and phase.reads.random
-            ),
-        ]
-    )
+    reads = [phase.reads for phase in method.phases if phase.client is not None]
+    widths = {read.batch_size for read in reads} - {1}
+    size = max([8, *(read.batch_size for read in reads if read.random)])
     public = _fitting(20, widths)
     sizes = [_fitting(max(int(share * size), 4), widths, public) for share in (0.6, 2.3, 1.5, 1.0)]
     clients = [_examples(draw, n, k, (k % CLASSES, (k + 1) % CLASSES)) for k, n in enumerate(sizes)]
@@ -157,8 +148,9 @@ def federation(method: Method, seed: int) -> Federation:
 
 
 def _fitting(wanted: int, widths: set[int], besides: int = 0) -> int:
-    """So many examples or a few more, such that no batch has less than four: batch norm magnifies
-    the rounding of small ones.
+    """Return the smallest number from `wanted` on for which no batch has fewer than four examples.
+
+    Batch norm magnifies the rounding errors of small batches.
     """
 
     def suits(n: int) -> bool:

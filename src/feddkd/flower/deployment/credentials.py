@@ -1,8 +1,7 @@
-"""Who is who: an authority of the federation's own, the server's certificate, and a key pair for
-every node.
+"""Makes a federation's own certificate authority, the server's certificate and nodes' key pairs.
 
-Private files are readable by their owner alone. Nodes need the authority's certificate and their
-own private key; the server needs the nodes' public keys. No private key ever has to travel.
+Only their owner can read private files. A node needs the authority's certificate and its own
+private key; the server needs the nodes' public keys. No private key ever leaves its machine.
 """
 
 import ipaddress
@@ -29,16 +28,16 @@ DAYS = 365
 
 
 def make_server(folder: Path, hosts: Sequence[str]) -> None:
-    """ca.crt, server.pem and server.key for a server known by these names and addresses.
+    """Write ca.crt, server.pem and server.key for a server with these names and addresses.
 
-    The authority's key is not kept.
+    The authority's private key is not kept.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / PRIVATE).exists():
         raise InputError(
-            f"{folder} holds a server's certificate already; remove it to make another"
+            f"{folder} already holds a server's certificate; remove it to make another"
         )
-    authority, own = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
+    authority, server = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
     issuer = _name("feddkd federation")
     root = _certificate(issuer, issuer, authority.public_key(), DAYS).add_extension(
         x509.BasicConstraints(True, 0), critical=True
@@ -46,22 +45,23 @@ def make_server(folder: Path, hosts: Sequence[str]) -> None:
     names = x509.SubjectAlternativeName(
         [_host(host) for host in dict.fromkeys((*hosts, "localhost", "127.0.0.1"))]
     )
-    leaf = _certificate(_name(hosts[0]), issuer, own.public_key(), DAYS).add_extension(
+    leaf = _certificate(_name(hosts[0]), issuer, server.public_key(), DAYS).add_extension(
         names, critical=False
     )
     leaf = leaf.add_extension(x509.BasicConstraints(False, None), critical=True)
-    for file, made in ((AUTHORITY, root), (CERTIFICATE, leaf)):
-        (folder / file).write_bytes(
-            made.sign(authority, hashes.SHA384()).public_bytes(Encoding.PEM)
-        )
-    _private(folder / PRIVATE, own.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    for file, certificate in ((AUTHORITY, root), (CERTIFICATE, leaf)):
+        signed = certificate.sign(authority, hashes.SHA384())
+        (folder / file).write_bytes(signed.public_bytes(Encoding.PEM))
+    _private(
+        folder / PRIVATE, server.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    )
 
 
 def make_node(path: Path) -> None:
-    """A node's key pair, in `path` and `path`.pub."""
+    """Write a node's key pair to `path` and `path`.pub."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists():
-        raise InputError(f"there is a key in {path} already; remove it to make another")
+        raise InputError(f"{path} already holds a key; remove it to make another")
     key = ec.generate_private_key(ec.SECP384R1())
     _private(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
     path.with_name(path.name + ".pub").write_bytes(
@@ -70,7 +70,7 @@ def make_node(path: Path) -> None:
 
 
 def _private(path: Path, content: bytes) -> None:
-    """Nobody else may read it, at no moment."""
+    """Write a file that only its owner can read, from the moment it exists."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)
 

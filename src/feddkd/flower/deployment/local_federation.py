@@ -1,6 +1,6 @@
-"""A federation on one machine:
+"""A temporary federation on one machine: certificates, keys, a SuperLink and nodes.
 
-certificates, keys, a SuperLink, nodes; made for a while, and gone without a trace.
+Nothing of it is left at the end.
 """
 
 import sys
@@ -20,52 +20,42 @@ from feddkd.flower.deployment.superlink import Superlink
 
 @dataclass(frozen=True)
 class Deployment:
-    """What is running."""
+    """A federation that runs on this machine."""
 
     folder: Path
     link: Superlink
     processes: Processes
     nodes: int
     data: Path | None
-    secure: bool  # whether nodes upload nothing that is not masked
-    port: int  # at which nodes find the SuperLink
+    secure: bool  # True: the nodes refuse to upload without masks
+    port: int  # the port that the nodes connect to
 
     def start_node(self, part: int) -> None:
-        """One node of the federation; also one that was ended: it is the same node again, since its
-        key is.
-        """
-        more = [
-            *(["--data", self.data] if self.data else []),
-            *(["--secure"] if self.secure else []),
-        ]
+        """Start a node. After a restart it is the same node again, because it has the same key."""
+        options: dict[str, object] = {
+            "--threads": 1,
+            "--port": free_port(),
+            "--key": self.folder / f"node{part}",
+            "--authority": self.folder / AUTHORITY,
+            "--part": part,
+            "--parts": self.nodes,
+        }
+        if self.data:
+            options["--data"] = self.data
+        words = [word for option in options.items() for word in option]
+        secure = ["--secure"] if self.secure else []
+        program = [sys.executable, "-m", "feddkd.cli", "flower", "client"]
         self.processes.start(
             f"node{part}",
-            [
-                sys.executable,
-                "-m",
-                "feddkd.cli",
-                "flower",
-                "client",
-                f"127.0.0.1:{self.port}",
-                "--threads",
-                "1",
-                "--port",
-                str(free_port()),
-                "--key",
-                self.folder / f"node{part}",
-                "--authority",
-                self.folder / AUTHORITY,
-                "--part",
-                str(part),
-                "--parts",
-                str(self.nodes),
-                *more,
-            ],
+            [*program, f"127.0.0.1:{self.port}", *words, *secure],
             {"OMP_NUM_THREADS": "1", "FLWR_HOME": str(self.folder)},
         )
 
     def wait(self, grid: Grid, seconds: float) -> None:
-        """Until all nodes are there; one that has given up before is an error, with its last words."""
+        """Wait until all nodes are online, or time is up.
+
+        Raise InputError with the end of its log if a node has ended.
+        """
         limit = time.monotonic() + seconds
         while len({*grid.get_node_ids()}) < self.nodes and time.monotonic() < limit:
             self.processes.check()
@@ -80,9 +70,9 @@ def deployed(
     *,
     way: Callable[[int], int] = lambda port: port,
 ) -> Iterator[Deployment]:
-    """A federation on this machine, for as long as the block lasts.
+    """Run a federation on this machine until the block ends.
 
-    `way`: a port that leads nodes to the SuperLink's.
+    `way` returns the port that nodes connect to for the SuperLink's port: a proxy, say.
     """
     with tempfile.TemporaryDirectory(prefix="feddkd-") as name, Processes(Path(name)) as processes:
         folder = Path(name)
@@ -97,5 +87,5 @@ def deployed(
                 link.register(folder / f"node{part}.pub")
                 deployment.start_node(part)
             yield deployment
-        finally:  # before the SuperLink: a node that leaves tells it so
+        finally:  # before the SuperLink, because a node that leaves reports it there
             processes.end(*(name for name in processes.running if name.startswith("node")))

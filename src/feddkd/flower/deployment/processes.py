@@ -1,4 +1,4 @@
-"""Processes that we start, and end: each by its own number, and none outlives us."""
+"""Starts processes and ends them, each by its own number; none of them outlives this process."""
 
 import ctypes
 import os
@@ -13,33 +13,32 @@ from types import TracebackType
 
 from feddkd.errors import InputError
 
-PATIENCE = 8.0  # seconds between a polite request to end and one that cannot be refused
+PATIENCE = 8.0  # seconds between the signal to end and SIGKILL
 DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
 def free_port() -> int:
+    """Return a port of this machine that is free at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def check_free(host: str, port: int) -> None:
-    """Somebody else's port is told at once, and not in the words of whoever cannot have it."""
+    """Raise InputError if another process listens on a port."""
     with socket.socket() as probe:
-        # one that was given back a moment ago is free
+        # a port that was released a moment ago counts as free
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except (OSError, OverflowError) as error:
             raise InputError(
-                f"cannot listen on {host}:{port}: {error}; --port takes another"
+                f"cannot listen on {host}:{port}: {error}; choose another port with --port"
             ) from None
 
 
 class Processes:
-    """While it is entered, processes may be started; when it is left, by whatever door, they are
-    ended.
-    """
+    """A context manager whose processes are ended when it is left, also by an exception."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -48,7 +47,10 @@ class Processes:
     def start(
         self, name: str, command: Sequence[object], environment: Mapping[str, str] | None = None
     ) -> None:
-        """In a session of its own, so that Ctrl-C reaches us alone; what it says goes to a file."""
+        """Start a process in a new session, with its output in a file.
+
+        Ctrl-C does not reach it there.
+        """
         with self.log(name).open("ab") as file:
             self.running[name] = subprocess.Popen(
                 [str(word) for word in command],
@@ -61,22 +63,24 @@ class Processes:
             )
 
     def log(self, name: str) -> Path:
+        """Return the file with a process's output."""
         return self._folder / f"{name}.log"
 
     def check(self) -> None:
-        """All of them are still there."""
+        """Raise InputError if a process has ended."""
         for name, process in self.running.items():
             if process.poll() is not None:
                 raise InputError(
-                    f"{name} has ended with status {process.returncode}: {self.last_words(name)}"
+                    f"{name} has ended with status {process.returncode}: {self.log_end(name)}"
                 )
 
-    def last_words(self, name: str) -> str:
+    def log_end(self, name: str) -> str:
+        """Return the end of a process's output."""
         lines = self.log(name).read_text(encoding="utf-8", errors="replace").splitlines()
         return " ".join(line.strip() for line in lines if line.strip())[-500:]
 
     def end(self, *names: str, by: signal.Signals = signal.SIGTERM) -> None:
-        """End some of them; they have a moment to say goodbye."""
+        """End some processes by a signal, and kill them if they take longer than PATIENCE."""
         ending = [self.running.pop(name) for name in names]
         for process in ending:
             _signal(process, by)
@@ -102,9 +106,9 @@ class Processes:
 
 def _signal(process: "subprocess.Popen[bytes]", number: signal.Signals) -> None:
     if process.poll() is None:
-        os.killpg(process.pid, number)  # its session is its own: whatever it started is in it
+        os.killpg(process.pid, number)  # the processes that it started are in its session
 
 
 def _die_with_parent() -> None:
-    """The kernel ends the child when we are gone, however that came about."""
+    """Ask the kernel to end the child when this process has ended for any reason."""
     ctypes.CDLL(None).prctl(DEATH_SIGNAL, signal.SIGTERM)

@@ -1,12 +1,9 @@
-"""Flower's simulation:
-
-clients as tasks on a Ray cluster, which may be several machines and several GPUs.
-"""
+"""Flower's simulation: clients are tasks on a Ray cluster of one or several machines and GPUs."""
 
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from threading import Thread
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from flwr.app import Context
 from flwr.clientapp import ClientApp
@@ -19,19 +16,20 @@ Item = TypeVar("Item")
 
 
 class _End:
-    """Put in the queue when the simulation is over."""
+    """The last item of the queue."""
 
 
 def on_ray(
     work: Callable[[Grid], Iterator[Item]], app: ClientApp, clients: int, cpus: float, gpus: float
 ) -> Iterator[Item]:
-    """Yield what some work yields on a Grid whose nodes, one a client, are Ray's; a task takes so
-    many cores and GPUs.
+    """Yield what `work` yields on a Grid whose nodes, one for each client, are Ray tasks.
 
-    Flower calls the work and returns when it is over, so it gets a thread of its own.
+    A task takes `cpus` cores and `gpus` GPUs. Flower calls the work and returns when it is over, so
+    it runs in another thread.
     """
     items: SimpleQueue[Item | BaseException | type[_End]] = SimpleQueue()
     server = ServerApp()
+    resources: dict[str, Any] = {"num_cpus": cpus, "num_gpus": gpus}
 
     @server.main()
     def main(grid: Grid, context: Context) -> None:
@@ -43,12 +41,7 @@ def on_ray(
 
     def simulate() -> None:
         try:
-            run_simulation(
-                server,
-                app,
-                clients,
-                backend_config={"client_resources": {"num_cpus": cpus, "num_gpus": gpus}},
-            )
+            run_simulation(server, app, clients, backend_config={"client_resources": resources})
         except ImportError as error:
             items.put(
                 InputError(

@@ -1,8 +1,7 @@
-"""The server's end of a deployment: Flower's SuperLink as a process, and its ServerApp here.
+"""The server's part of a deployment: Flower's SuperLink in its own process, the ServerApp in this.
 
-The SuperLink is told to start nothing by itself, so code that reaches it is not run; the run's task
-is taken by this process, which shows a secret of its own. Progress, signals and errors are then
-those of any other run.
+The SuperLink is configured to start no processes, so code that reaches it is not run. This process
+takes the run's task with a secret, so progress, signals and errors are those of any other run.
 """
 
 import hashlib
@@ -20,32 +19,43 @@ from typing import TypeVar
 
 import httpx
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
-from flwr.cli.build import build_fab_from_files
-from flwr.cli.cli_client_interceptor import CliClientHttpInterceptor
-from flwr.common.serde import fab_to_proto, run_from_proto
-from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest
-from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest, PushTaskOutputRequest
 from flwr.serverapp import Grid
-from flwr.supercore.constant import TaskType
-from flwr.supercore.control import ControlHttpClient
-from flwr.supercore.fab import Fab
-from flwr.supercore.heartbeat import HeartbeatSender
-from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
-from flwr.supercore.protobuf.client import ProtobufClient, ProtobufClientInterceptor
-from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.supercore.task_identity import TaskIdentity
-from flwr.superlink.grid.http_grid import HttpGrid
 
 from feddkd.errors import InputError, NobodyAnsweredError
 from feddkd.flower.deployment import gateway
 from feddkd.flower.deployment.credentials import AUTHORITY, CERTIFICATE, PRIVATE
 from feddkd.flower.deployment.processes import Processes, check_free
-from feddkd.flower.deployment.supernode import beat
-from feddkd.flower.messages import bound
+from feddkd.flower.deployment.supernode import send_heartbeat
+from feddkd.flower.flwr_internals import (
+    AcquireTaskRequest,
+    CliClientHttpInterceptor,
+    ControlHttpClient,
+    Fab,
+    HeartbeatSender,
+    HttpGrid,
+    ProtobufClient,
+    ProtobufClientInterceptor,
+    PullTaskInputRequest,
+    PushTaskOutputRequest,
+    RegisterNodeRequest,
+    RuntimeHttpClient,
+    RuntimeVersionHttpInterceptor,
+    StartRunRequest,
+    SuperExecAuthHttpInterceptor,
+    TaskIdentity,
+    TaskType,
+    build_fab_from_files,
+    fab_to_proto,
+    limit_retries,
+    retry_content_sooner,
+    run_from_proto,
+    runtime_client,
+    stop_retrying,
+)
 from feddkd.flower.wire import MOST
 
 Client = TypeVar("Client", bound=ProtobufClient)
-READY = 30.0  # seconds for a SuperLink to come up, or back
+READY = 30.0  # seconds for a SuperLink to start, or to answer again
 MORE = 1 << 20  # bytes of a request besides the tensors
 PYPROJECT = """\
 [project]
@@ -66,86 +76,70 @@ clientapp = "feddkd.flower.apps:client"
 
 @dataclass
 class Superlink:
-    """A SuperLink on this machine, and how to talk to it.
+    """A SuperLink on this machine, and the requests to it.
 
-    Its folder holds certificate, key and, if asked for, its memory.
+    Its folder holds its certificate, its key and, if `lasting`, its database.
     """
 
     folder: Path
     processes: Processes
     port: int
-    host: str = "127.0.0.1"  # where it listens
-    lasting: bool = False  # whether it remembers nodes in its folder when it is started again
+    host: str = "127.0.0.1"  # the address that it listens on
+    lasting: bool = False  # True: it still knows its nodes after a restart
     _secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
 
     def start(self) -> None:
-        """With TLS and nodes that must show who they are; returns once it answers."""
+        """Start the SuperLink with TLS and node authentication; return when it answers."""
         check_free(self.host, self.port)
         file = self.folder / "superexec.secret"
         file.touch(mode=0o600)
         file.write_bytes(self._secret)
-        memory = ["--database", self.folder / "superlink.db"] if self.lasting else []
-        self.processes.start(
-            "superlink",
-            [
-                sys.executable,
-                "-P",
-                gateway.__file__,
-                MOST + MORE,
-                "--host",
-                self.host,
-                "--port",
-                str(self.port),
-                "--ssl-certfile",
-                self.folder / CERTIFICATE,
-                "--ssl-keyfile",
-                self.folder / PRIVATE,
-                "--ssl-ca-certfile",
-                self.folder / AUTHORITY,
-                "--enable-supernode-auth",
-                "--isolation",
-                "process",
-                "--superexec-auth-secret-file",
-                file,
-                "--disable-runtime-dependency-installation",
-                *memory,
-            ],
-            {"FLWR_HOME": str(self.folder)},
-        )
+        options: dict[str, object] = {
+            "--host": self.host,
+            "--port": self.port,
+            "--ssl-certfile": self.folder / CERTIFICATE,
+            "--ssl-keyfile": self.folder / PRIVATE,
+            "--ssl-ca-certfile": self.folder / AUTHORITY,
+            "--isolation": "process",
+            "--superexec-auth-secret-file": file,
+        }
+        if self.lasting:
+            options["--database"] = self.folder / "superlink.db"
+        flags = ["--enable-supernode-auth", "--disable-runtime-dependency-installation"]
+        words = [word for option in options.items() for word in option]
+        command = [sys.executable, "-P", gateway.__file__, MOST + MORE, *words, *flags]
+        self.processes.start("superlink", command, {"FLWR_HOME": str(self.folder)})
         self._wait()
 
     def register(self, public_key: Path) -> None:
-        """Let a node join that has the private half of this key; one that may join already still
-        may.
-        """
+        """Let the node with the private key of this public key join; repeating it is harmless."""
         with closing(self._control()) as control:
             try:
                 control.RegisterNode(RegisterNodeRequest(public_key=_pem(public_key)))
             except httpx.HTTPStatusError as error:
                 if "already in use" not in error.response.text:
                     raise InputError(
-                        f"the key {public_key} was refused: {error.response.text}"
+                        f"the SuperLink refused the key {public_key}: {error.response.text}"
                     ) from None
 
     @contextmanager
     def run(self) -> Iterator[Grid]:
-        """A Flower run whose ServerApp is whoever holds this Grid."""
+        """Start a Flower run and yield its Grid: the caller is the run's ServerApp."""
         with closing(self._control()) as control:
             content, _ = build_fab_from_files({"pyproject.toml": PYPROJECT.encode()})
             fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
             number = control.StartRun(StartRunRequest(fab=fab_to_proto(fab))).run_id
         grid = HttpGrid(self._address, False, self._authority, token=self._token(number))
-        bound(grid, READY)
-        client = grid._runtime_client  # made here and not by the thread below as well
-        heart = HeartbeatSender(lambda: beat(client))
-        heart.start()
-        given = client.PullTaskInput(PullTaskInputRequest())
-        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = (
-            given.task_id,
-            given.run.run_id,
-            given.context.node_id,
-        )
-        grid.set_run(run_from_proto(given.run))
+        retry_content_sooner()
+        limit_retries(grid, READY)
+        client = runtime_client(grid)  # made before the heartbeat's thread would make another
+        heartbeats = HeartbeatSender(lambda: send_heartbeat(client))
+        heartbeats.start()
+        task = client.PullTaskInput(PullTaskInputRequest())
+        TaskIdentity.task_id = task.task_id
+        TaskIdentity.run_id = task.run.run_id
+        TaskIdentity.node_id = task.context.node_id
+        grid.set_run(run_from_proto(task.run))
         status, why = "failed", "ended early"
         try:
             yield grid
@@ -155,14 +149,14 @@ class Superlink:
                 f"the SuperLink has not answered for {READY:g} s: {error}"
             ) from None
         finally:
-            grid._retry_invoker.max_tries = 1
-            heart.stop()
-            with suppress(httpx.HTTPError):  # a SuperLink that is gone needs no telling
+            stop_retrying(grid)
+            heartbeats.stop()
+            with suppress(httpx.HTTPError):  # the SuperLink may have ended
                 client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=why))
             grid.close()
 
     def _token(self, run: int) -> str:
-        """Take the run's task. Runs that somebody else may have begun are not ours to do."""
+        """Take the run's task and return its token; tasks of other runs are left alone."""
         sign = SuperExecAuthHttpInterceptor(
             master_secret=self._secret,
             protected_methods=frozenset({"/flwr.proto.Runtime/AcquireTask"}),
@@ -174,17 +168,17 @@ class Superlink:
         ) as client:
             limit = time.monotonic() + READY
             while time.monotonic() < limit:
-                given = client.AcquireTask(
+                acquired = client.AcquireTask(
                     AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])
                 )
-                if given.token and given.task.run_id == run:
-                    return str(given.token)
+                if acquired.token and acquired.task.run_id == run:
+                    return str(acquired.token)
                 time.sleep(0.05)
-        raise InputError(f"the SuperLink has not begun run {run} within {READY:g} s")
+        raise InputError(f"the SuperLink has not started run {run} within {READY:g} s")
 
     @property
     def _address(self) -> str:
-        """How this machine itself reaches it."""
+        """The address that this machine uses to reach the SuperLink."""
         return f"{'127.0.0.1' if self.host == '0.0.0.0' else self.host}:{self.port}"
 
     @property
@@ -193,30 +187,26 @@ class Superlink:
 
     def _control(self) -> ControlHttpClient:
         version = RuntimeVersionHttpInterceptor(component_name="flwr CLI")
-        return self._open(
-            ControlHttpClient, CliClientHttpInterceptor(), version, gateway.Key(self._secret)
-        )
+        secret = gateway.SecretHeader(self._secret)
+        return self._open(ControlHttpClient, CliClientHttpInterceptor(), version, secret)
 
     def _open(self, kind: type[Client], *interceptors: ProtobufClientInterceptor) -> Client:
         return kind.from_server_address(self._address, False, self._authority, list(interceptors))
 
     def _wait(self) -> None:
-        trust, limit = (
-            ssl.create_default_context(cafile=self.folder / AUTHORITY),
-            time.monotonic() + READY,
-        )
+        """Wait until the SuperLink answers, or raise InputError with the end of its log."""
+        url, limit = f"https://{self._address}/health", time.monotonic() + READY
+        trust = ssl.create_default_context(cafile=self.folder / AUTHORITY)
         while time.monotonic() < limit:
             self.processes.check()
             try:
-                urllib.request.urlopen(
-                    f"https://{self._address}/health", timeout=5, context=trust
-                ).close()
+                urllib.request.urlopen(url, timeout=5, context=trust).close()
                 return
             except (urllib.error.URLError, OSError):
                 time.sleep(0.1)
         raise InputError(
-            f"the SuperLink has not come up within {READY:g} s:"
-            f" {self.processes.last_words('superlink')}"
+            f"the SuperLink has not started within {READY:g} s:"
+            f" {self.processes.log_end('superlink')}"
         )
 
 
@@ -226,4 +216,4 @@ def _pem(public_key: Path) -> bytes:
             Encoding.PEM, PublicFormat.SubjectPublicKeyInfo
         )
     except (OSError, ValueError) as error:
-        raise InputError(f"no public key in {public_key}: {error}") from None
+        raise InputError(f"{public_key} holds no public key: {error}") from None

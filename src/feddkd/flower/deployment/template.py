@@ -1,7 +1,7 @@
-"""What `feddkd flower init` writes: a Flower app whose client side is one function of the user's."""
+"""The files that `feddkd flower init` writes: a Flower app whose data loader the user writes."""
 
 PYPROJECT = """\
-# A Flower app: `flwr run .` runs it. feddkd[flower] must be installed on the server and on every node.
+# A Flower app: `flwr run .` runs it. Install feddkd[flower] on the server and on every node.
 [project]
 name = "my-federation"
 version = "1.0.0"
@@ -16,26 +16,28 @@ publisher = "me"
 serverapp = "feddkd.flower.apps:server"
 clientapp = "client_app:app"
 
-# What is run; every key of an experiment may stand here. Change one for a single run: flwr run . -c 'experiment.rounds=2'
+# The experiment: every key of an experiment's TOML file may stand here.
+# To change a key for one run: flwr run . -c 'experiment.rounds=2'
 [tool.flwr.app.config.experiment]
 method = "fedavg(epochs=1, lr=0.1) | dkd(steps=5, lr=0.1)"
 clients = 2  # nodes that take part
 rounds = 3
 model = "mlp(hidden='64')"
 partition = "elsewhere()"  # clients bring their own examples
-data = "test_only(path='test.npz')"  # the server's: arrays x_test and y_test, in the folder named below
+# the server's test examples: arrays x_test and y_test in a file in the folder `data` below
+data = "test_only(path='test.npz')"
 
 [tool.flwr.app.config]
-data = ""  # the server's folder with test.npz, best as an absolute path
-out = "runs"  # where the server writes its records, likewise
-deadline = 600.0  # seconds; a client that has not answered by then has not answered
-join = 300.0  # seconds until all clients must be there
-secure = false  # true: uploads come masked, the server learns sums alone; three clients at least
-threshold = 0.66  # with secure: the share of a cohort without which no sum is opened
+data = ""  # the server's folder with test.npz; use an absolute path
+out = "runs"  # the server's folder for its records; use an absolute path
+deadline = 600.0  # seconds to wait for the clients' answers in an exchange
+join = 300.0  # seconds to wait until all clients have joined
+secure = false  # true: uploads are masked and the server learns only sums; needs three clients
+threshold = 0.66  # with secure: the fraction of a cohort that a sum needs
 """
 
 CLIENT_APP = '''\
-"""A client's examples. Change `load` so that it reads yours; the rest is feddkd's."""
+"""Loads a client's examples. Change `load` so that it reads yours."""
 
 from pathlib import Path
 
@@ -44,10 +46,11 @@ from feddkd.flower.apps import NodeApp
 
 
 def load(context):
-    """This client's (x, y), or (x, y, x_test, y_test) if it is to be tested on examples of its own.
+    """Return this client's examples (x, y), or (x, y, x_test, y_test) if it has test examples.
 
-    x: one example a row, as the network takes them, or images of unsigned bytes (N, C, H, W). y: whole numbers from 0.
-    Every node is started with a configuration of its own:
+    x: one example per row, as the network takes them, or images of unsigned bytes (N, C, H, W).
+    y: whole numbers from 0.
+    Each node is started with its own configuration, for example
         flower-supernode ... --node-config 'partition-id=0 num-partitions=2 file="/data/mine.npz"'
     """
     with np.load(Path(str(context.node_config["file"]))) as arrays:
