@@ -26,6 +26,7 @@ from feddkd.models.weight_files import file_digest
 from feddkd.rounds.availability import OnDivergence, Tolerance, tolerance
 from feddkd.rounds.evaluation import Protocol, find_protocol
 from feddkd.rounds.loop import cohort_size
+from feddkd.rounds.metrics import find_metrics
 from feddkd.spec.types import Bound, Chance, Count, Share, Whole, checked
 
 USUAL = {
@@ -72,7 +73,10 @@ class Experiment:
     on_divergence: OnDivergence = "drop"  # what becomes of a client whose numbers are not finite
     # log the theory's quantities in every round; changes no number of the run
     diagnostics: bool = False
-    # test accuracy whose price is reported; changes no number of the run
+    # the metrics that rows hold, the headline first (accuracy and loss unless given); changes no
+    # number of the run
+    metrics: tuple[str, ...] | None = None
+    # value of the headline metric whose price is reported; changes no number of the run
     target: Share | None = None
     # of the epsilon that methods with noise report; changes no number of the run
     delta: Chance | None = None
@@ -80,7 +84,10 @@ class Experiment:
 
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(Experiment, include_extras=True)
-        for item in fields(self):
+        if self.metrics is not None:
+            names = tuple(metric.name for metric in find_metrics(self.metrics))
+            object.__setattr__(self, "metrics", names)
+        for item in (item for item in fields(self) if item.name != "metrics"):
             object.__setattr__(
                 self, item.name, checked(getattr(self, item.name), hints[item.name], item.name)
             )

@@ -21,6 +21,7 @@ from feddkd.rounds.availability import Tolerance
 from feddkd.rounds.costs import Costs
 from feddkd.rounds.evaluation import Protocol, confusions
 from feddkd.rounds.loop import PATIENT, Row, Run, cohort_size, play
+from feddkd.rounds.metrics import DEFAULT, Metric
 from feddkd.rounds.privacy import ledger
 from feddkd.tensors import Groups, Tensors, to
 
@@ -47,6 +48,7 @@ class Job:
     rounds: int = 1
     cohort: int | float = 1.0
     protocol: Protocol = Protocol.GLOBAL
+    metrics: Sequence[Metric] = DEFAULT
     tolerance: Tolerance = PATIENT
     diagnostics: bool = False
     delta: float | None = None  # of the epsilon that methods with noise report
@@ -164,6 +166,8 @@ class Simulation:
             cohort=job.cohort_size,
             last=last,
             protocol=job.protocol,
+            metrics=job.metrics,
+            outputs=self.begun.outputs,
             diagnostics=job.diagnostics,
             first=first,
             tolerance=job.tolerance,
@@ -221,6 +225,7 @@ class Begun(NamedTuple):
     federations: list[Federation]
     runs: list[Run]
     memos: list[Groups]  # what the clients of each run start with
+    outputs: int  # the number of logits of an example
 
 
 def begin(job: Job, device: torch.device) -> Begun:
@@ -248,7 +253,7 @@ def begin(job: Job, device: torch.device) -> Begun:
         state, memo = job.method.start(model, params, buffers, world)
         runs.append(Run(index, start.seed, state, has_validation=len(federation.validation) > 0))
         memos.append(memo)
-    return Begun(model, federations, runs, memos)
+    return Begun(model, federations, runs, memos, outputs)
 
 
 def _few(x: Tensor) -> Tensor:

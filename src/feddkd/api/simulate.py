@@ -17,6 +17,7 @@ from feddkd.models.functional import Model, built, functional
 from feddkd.models.weight_files import Initial, with_initial
 from feddkd.rounds.availability import Availability, OnDivergence, tolerance
 from feddkd.rounds.evaluation import find_protocol
+from feddkd.rounds.metrics import Metric, find_metrics
 from feddkd.simulation import DTYPES, Job, Simulation, Start
 from feddkd.spec.types import Chance, Count, Whole, checked
 from feddkd.tensors import Tensors
@@ -40,6 +41,7 @@ def simulate(
     initial: Initial | None = None,
     dtype: torch.dtype | str | None = None,
     evaluation: str = "auto",
+    metrics: Sequence[str | Metric] | None = None,
     diagnostics: bool = False,
     delta: float | None = None,
     availability: str | Availability = "always()",
@@ -54,7 +56,8 @@ def simulate(
     `initial` takes the place of both: a state dict, a module, or the path of a safetensors file.
     `cohort` is a fraction of the clients (0.5) or a number of them (10). `dtype` is that of the
     weights unless said. `evaluation` says whose model is judged on what: "global", "client_mean" or
-    "client_pooled"; "auto" asks every client where clients keep tensors of their own. `public` is
+    "client_pooled"; "auto" asks every client where clients keep tensors of their own. `metrics` names
+    what rows hold: "accuracy", "loss" (both unless given), "macro_f1", "auc". `public` is
     what the server holds for everybody to see, for the methods that need such data. `diagnostics`
     adds the theory's quantities (L1', L2', update norms, ...) to every row. `delta` is that of the
     epsilon which methods with noise report, 1 / (10 K) unless said. `availability` says which
@@ -86,6 +89,7 @@ def simulate(
         rounds=checked(rounds, Count, "rounds"),
         cohort=cohort,
         protocol=find_protocol(evaluation, chosen, own_tests=False),
+        metrics=find_metrics(metrics),
         tolerance=tolerance(availability, min_clients, on_divergence),
         diagnostics=diagnostics,
         delta=checked(delta, Chance | None, "delta"),

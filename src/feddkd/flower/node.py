@@ -31,7 +31,9 @@ from feddkd.flower.wire import FIRST, NOTHING, WireError, pack, unpack
 from feddkd.method import Phase
 from feddkd.models.functional import Model
 from feddkd.randomness import Key
-from feddkd.rounds import diagnostics, evaluation
+from feddkd.rounds import diagnostics
+from feddkd.rounds.evaluation import find_phase
+from feddkd.rounds.metrics import find_metrics
 from feddkd.runs.prepare import network, prepare
 from feddkd.simulation import DTYPES, Job, Start, begin
 from feddkd.tensors import Groups
@@ -120,13 +122,12 @@ class NodeExperiment:
     model: Model
     federation: Federation
     first: Groups  # what every client begins with
+    outputs: int  # the number of logits of an example
 
     def phase(self, key: Key, name: str) -> Phase:
         if key[0] == "evaluate":
-            return next(
-                (phase for phase in evaluation.PHASES.values() if phase.name == name),
-                evaluation.counting(self.federation.classes),
-            )
+            metrics = find_metrics(self.experiment.metrics)
+            return find_phase(name, metrics, self.outputs, self.federation.classes)
         if key[0] == "diagnose":
             return diagnostics.PHASE
         _, round, index, step = (int(part) for part in key)
@@ -182,7 +183,7 @@ def _open(own: Own, spelled: str, told: str) -> NodeExperiment:
     start = Start(experiment.seed, federation, *model.start())
     job = Job(model, experiment.parsed_method, [start], dtype=DTYPES[experiment.dtype])
     begun = begin(job, federation.x.device)
-    return NodeExperiment(experiment, begun.model, federation, begun.memos[0])
+    return NodeExperiment(experiment, begun.model, federation, begun.memos[0], begun.outputs)
 
 
 def open_desk(own: Own, page: Page) -> NodeExperiment:

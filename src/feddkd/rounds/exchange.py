@@ -62,8 +62,8 @@ class Turn:
     cohort: tuple[int, ...]
     row: Row
     over: bool = False  # whether the round has ended before its last exchange
-    # whether the server's half gave up, which bad numbers may be the reason of
-    failed: bool = False
+    failed: bool = False  # the server's half raised an error, perhaps because of bad numbers
+    loss_is_finite: bool = True  # in all evaluations of the round
 
     def where(self, exchange: Exchange) -> str:
         return (

@@ -5,9 +5,9 @@ who runs beside it.
 """
 
 import logging
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 
 import torch
 
@@ -22,11 +22,13 @@ from feddkd.rounds.evaluation import Measured, Protocol, measure
 from feddkd.rounds.exchange import Exchanges, Turn
 from feddkd.rounds.exchange import Row as Row
 from feddkd.rounds.exchange import Run as Run
+from feddkd.rounds.metrics import DEFAULT, Metric
 from feddkd.spec.types import Count, Share, checked
 from feddkd.tensors import Groups, is_finite
 
 log = logging.getLogger(__name__)
 PATIENT = Tolerance()
+Measure = Callable[..., list[Measured]]  # (states, source="test" or "validation")
 
 
 def play(
@@ -38,6 +40,8 @@ def play(
     cohort: int,
     last: int,
     protocol: Protocol,
+    metrics: Sequence[Metric] = DEFAULT,
+    outputs: int = 1,
     diagnostics: bool = False,
     first: int = 1,
     tolerance: Tolerance = PATIENT,
@@ -48,7 +52,11 @@ def play(
     is no other run left.
     """
     loop = Loop(
-        method.fitted(model), Exchanges(model, engine, tolerance), cohort, protocol, diagnostics
+        method.fitted(model),
+        Exchanges(model, engine, tolerance),
+        cohort,
+        partial(measure, engine, protocol=protocol, metrics=metrics, outputs=outputs),
+        diagnostics,
     )
     for t in range(first, last + 1):
         turns = (
@@ -76,7 +84,7 @@ class Loop:
     method: Method
     exchanges: Exchanges
     cohort: int
-    protocol: Protocol
+    measure: Measure
     diagnostics: bool
 
     @property
@@ -130,13 +138,9 @@ class Loop:
         states = [(turn.run.index, turn.run.state) for turn in turns]
         if not states:
             return
-        _enter(turns, f"{prefix}test", measure(self.engine, states, self.protocol, "test"))
+        _enter(turns, f"{prefix}test", self.measure(states, source="test"))
         if all(turn.run.has_validation for turn in turns):
-            _enter(
-                turns,
-                f"{prefix}validation",
-                measure(self.engine, states, self.protocol, "validation"),
-            )
+            _enter(turns, f"{prefix}validation", self.measure(states, source="validation"))
 
     def _diagnose(self, turns: Sequence[Turn], averages: dict[int, Groups]) -> None:
         """Of whole rounds alone: where one was cut short, clients may hold no model of it."""
@@ -177,17 +181,14 @@ def _good(turns: Sequence[Turn]) -> list[bool]:
     if not turns:
         return []
     finite = torch.stack([is_finite(turn.run.state) for turn in turns]).tolist()
-    losses = [
-        [value for name, value in turn.row.items() if name.endswith("_loss")] for turn in turns
-    ]
     return [
-        f and not t.failed and all(map(math.isfinite, own))
-        for t, f, own in zip(turns, finite, losses, strict=True)
+        state_is_finite and turn.loss_is_finite and not turn.failed
+        for turn, state_is_finite in zip(turns, finite, strict=True)
     ]
 
 
 def _enter(turns: Sequence[Turn], name: str, measured: Sequence[Measured]) -> None:
     for turn, result in zip(turns, measured, strict=True):
-        turn.row[f"{name}_accuracy"], turn.row[f"{name}_loss"] = result.accuracy, result.loss
-        if result.client_accuracy is not None:
-            turn.row[f"{name}_client_accuracy"] = result.client_accuracy
+        turn.row |= {f"{name}_{metric}": value for metric, value in result.values.items()}
+        turn.row |= {f"{name}_client_{metric}": each for metric, each in result.by_client.items()}
+        turn.loss_is_finite &= result.is_finite

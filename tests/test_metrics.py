@@ -1,0 +1,239 @@
+"""Metrics against scikit-learn, on every engine, and from an experiment to its report."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import logsumexp
+from sklearn.metrics import f1_score, roc_auc_score
+from torch import Tensor
+from torch.func import vmap
+
+from commandline import Feddkd
+from feddkd import Experiment, InputError, simulate
+from feddkd.method import Batch
+from feddkd.reports.html.chart_data import figures
+from feddkd.reports.tables import as_json, grid
+from feddkd.rounds.evaluation import judging
+from feddkd.rounds.metrics import ACCURACY, DEFAULT, METRICS, Metric, find_metrics, headline
+from feddkd.rounds.metrics import register as add
+from feddkd.runs.record import find
+from feddkd.runs.summary import summarise
+from made_up import make
+from small import clients, network, pooled
+
+ALL = tuple(METRICS)
+NAN = float("nan")
+
+
+def predictions(
+    n: int, classes: int, absent: Sequence[int] = (), scale: float = 1.0, seed: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Return logits and labels; the classes that are absent are no example's label."""
+    draw = torch.Generator().manual_seed(seed)
+    present = torch.tensor([c for c in range(classes) if c not in absent])
+    y = present[torch.randint(0, len(present), (n,), generator=draw)]
+    logits = torch.randn(n, classes, generator=draw, dtype=torch.float64)
+    logits[torch.arange(n), y] += 1
+    return scale * logits, y
+
+
+def batch_of(y: Tensor, padding: int = 0) -> Batch:
+    """Return a batch with these labels; the last examples are padding."""
+    share = torch.full((len(y),), 1 / max(len(y) - padding, 1), dtype=torch.float64)
+    share[len(y) - padding :] = 0
+    return Batch(y, y, share, torch.tensor(0))
+
+
+def value(metric: Metric, logits: Tensor, y: Tensor) -> float:
+    return metric.value(metric.sums(logits, batch_of(y))).item()
+
+
+def exact_auc(logits: Tensor, y: Tensor) -> float:
+    """Return the mean of scikit-learn's AUC over the classes that some but not all examples have."""
+    scores = logits.double().log_softmax(1).numpy()
+    each = []
+    for label in range(logits.shape[1]):
+        positive = (y == label).numpy()
+        if positive.any() and not positive.all():
+            each.append(roc_auc_score(positive, scores[:, label]))
+    return float(np.mean(each)) if each else NAN
+
+
+def exact(name: str, logits: Tensor, y: Tensor) -> float:
+    taken = logits.argmax(1)
+    if name == "accuracy":
+        return float((taken == y).double().mean())
+    if name == "loss":
+        return float((logsumexp(logits.numpy(), 1) - logits[torch.arange(len(y)), y].numpy()).mean())
+    return exact_auc(logits, y) if name == "auc" else float(f1_score(y, taken, average="macro"))
+
+
+TOLERANCE = {"accuracy": 1e-12, "loss": 1e-9, "macro_f1": 1e-12, "auc": 1e-3}
+
+
+# --- the numbers
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("absent", [(), (1,), (0, 4, 5)])
+@pytest.mark.parametrize("scale", [0.05, 1.0, 30.0])
+def test_a_metric_equals_scikit_learns(name: str, absent: Sequence[int], scale: float) -> None:
+    for seed in range(3):
+        logits, y = predictions(700, 6, absent, scale, seed)
+        found, wanted = value(METRICS[name], logits, y), exact(name, logits, y)
+        assert found == pytest.approx(wanted, rel=1e-6, abs=TOLERANCE[name])
+
+
+def test_two_classes_and_ties_have_an_exact_auc() -> None:
+    logits = torch.tensor([[0.0, 1.0], [0.0, 1.0], [0.0, 2.0], [0.0, -1.0], [0.0, 1.0]])
+    y = torch.tensor([1, 0, 1, 0, 1])
+    assert value(METRICS["auc"], logits, y) == pytest.approx(exact_auc(logits, y), abs=1e-12)
+
+
+def test_auc_is_not_defined_without_both_kinds_of_examples() -> None:
+    logits, y = predictions(20, 3)
+    assert np.isnan(value(METRICS["auc"], logits, torch.zeros_like(y)))
+
+
+@pytest.mark.parametrize("bad", [NAN, float("inf"), -float("inf")])
+def test_numbers_that_are_not_finite_break_no_metric(bad: float) -> None:
+    logits, y = predictions(20, 3)
+    for metric in METRICS.values():
+        metric.value(metric.sums(torch.full_like(logits, bad), batch_of(y)))
+
+
+@pytest.mark.parametrize("metric", METRICS.values(), ids=lambda metric: metric.name)
+def test_sums_of_parts_add_up_and_padding_adds_nothing(metric: Metric) -> None:
+    logits, y = predictions(50, 4)
+    whole = metric.sums(logits, batch_of(y))
+    first = metric.sums(logits[:20], batch_of(y[:20]))
+    padded = metric.sums(torch.cat([logits[20:], logits[:7]]), batch_of(y[[*range(20, 50), *range(7)]], 7))
+    for name, tensor in whole.items():
+        assert tensor.dtype == torch.float64
+        torch.testing.assert_close(first[name] + padded[name], tensor, rtol=1e-12, atol=1e-12)
+    nothing = metric.sums(logits, batch_of(y, len(y)))
+    assert not any(tensor.any() for tensor in nothing.values())
+
+
+@pytest.mark.parametrize("metric", METRICS.values(), ids=lambda metric: metric.name)
+def test_a_metric_can_be_vectorised_over_clients(metric: Metric) -> None:
+    lanes = [predictions(30, 4, seed=seed) for seed in range(3)]
+    logits, y = (torch.stack(parts) for parts in zip(*lanes, strict=True))
+    batches = Batch(*(torch.stack(parts) for parts in zip(*(batch_of(y) for _, y in lanes), strict=True)))
+    sums = vmap(metric.sums)(logits, batches)
+    each = [value(metric, *lane) for lane in lanes]
+    torch.testing.assert_close(metric.value(sums).tolist(), each, rtol=1e-12, atol=0)
+
+
+# --- on every engine
+
+
+ENGINES = [("serial", {}), ("batched", {}), ("pool", {})]
+METHOD = "fedavg(epochs=1, batch_size=8) | dkd(steps=2, batch_size=8)"
+
+
+def rows(engine: str, **options: Any) -> list[dict[str, Any]]:
+    data = clients((12, 20, 33, 2))
+    settings = {"rounds": 2, "seed": 3, "dtype": "float64", "validation": data[1], **options}
+    result = simulate(
+        model=network(), clients=data, test=pooled(data), method=METHOD, engine=engine, **settings
+    )
+    return result.history
+
+
+@pytest.mark.parametrize("evaluation", ["global", "client_mean", "client_pooled"])
+def test_every_engine_measures_the_same(evaluation: str) -> None:
+    serial, batched, pool = (
+        rows(engine, metrics=ALL, evaluation=evaluation) for engine in ("serial", "batched", "pool")
+    )
+    for row, *others in zip(serial, batched, pool, strict=True):
+        for other in others:
+            assert list(row) == list(other)
+            for key, kept in row.items():
+                assert other[key] == pytest.approx(kept, rel=1e-9, nan_ok=True), key
+
+
+def test_a_row_has_the_metrics_asked_for_in_their_order_and_no_number_changes() -> None:
+    usual = rows("serial")
+    asked = rows("serial", metrics=["macro_f1", "accuracy"], evaluation="client_mean")
+    names = [key for key in asked[0] if key.startswith("test_")]
+    assert names == ["test_macro_f1", "test_accuracy", "test_client_macro_f1", "test_client_accuracy"]
+    assert "average_test_macro_f1" in asked[0]
+    assert "validation_macro_f1" in asked[0]
+    same = rows("serial", metrics=["macro_f1", "accuracy"])
+    for before, after in zip(usual, same, strict=True):
+        shared = before.keys() & after.keys()
+        assert {key: before[key] for key in shared} == {key: after[key] for key in shared}
+        assert {"test_accuracy", "bytes_up", "average_validation_accuracy"} <= shared
+
+
+def test_the_mean_over_clients_leaves_out_those_without_a_value() -> None:
+    """Clients have no test set here, but all are judged on the whole one: nothing is left out."""
+    row = rows("serial", metrics=["auc"], evaluation="client_mean")[-1]
+    assert row["test_auc"] == pytest.approx(np.nanmean(row["test_client_auc"]))
+
+
+def test_a_run_goes_bad_by_the_same_rule_whatever_is_measured() -> None:
+    """The check for numbers that are not finite reads the loss, also if no row shows it."""
+    data = clients((12, 20))
+    broken = [(x / 0 if k else x, y) for k, (x, y) in enumerate(data)]
+    usual, asked = (
+        simulate(
+            model=network(),
+            clients=broken,
+            test=data[0],
+            method="fedavg(epochs=1)",
+            dtype="float64",
+            metrics=metrics,
+        ).history[0]
+        for metrics in (None, ["auc"])
+    )
+    assert usual["missing"] == asked["missing"] != []
+
+
+def test_engines_see_the_same_phase_in_every_round() -> None:
+    assert judging("test", DEFAULT, 3) is judging("test", DEFAULT, 3)
+
+
+# --- names
+
+
+@pytest.mark.parametrize(
+    "asked", [["nope"], "accuracy", [], ["auc", "auc"], 3, [3], [Metric("loss", "my loss", len, len)]]
+)
+def test_wrong_names_are_refused(asked: Any) -> None:
+    with pytest.raises(InputError, match="metric"):
+        find_metrics(asked)
+    with pytest.raises(InputError, match="metric"):
+        Experiment("fedavg()", metrics=asked)
+
+
+@pytest.mark.parametrize("name", ["accuracy", "client_f1", "Top 5", ""])
+def test_a_metric_needs_a_name_of_its_own(name: str) -> None:
+    with pytest.raises(InputError, match="metric"):
+        add(Metric(name, name, ACCURACY.sums, ACCURACY.value))
+
+
+def test_a_metric_may_be_given_as_a_value() -> None:
+    top = Metric("top", "top-2", _top_two, ACCURACY.value)
+    row = rows("serial", metrics=[top, "accuracy"])[-1]
+    assert row["test_accuracy"] <= row["test_top"] <= 1
+
+
+def _top_two(logits: Tensor, batch: Batch) -> dict[str, Tensor]:
+    present = (batch.share > 0).double()
+    hits = (logits.topk(2).indices == batch.y.unsqueeze(-1)).any(-1)
+    return {"correct": (hits * present).sum(), "count": present.sum()}
+
+
+def test_metrics_are_no_part_of_an_experiments_digest() -> None:
+    plain, asked = Experiment("fedavg()"), Experiment("fedavg()", metrics=["auc", "loss"])
+    assert (plain.digest, plain.family) == (asked.digest, asked.family)
+    assert asked.as_dict()["metrics"] == ("auc", "loss")
+    assert "metrics" not in plain.as_dict()
+    assert Experiment(**json.loads(json.dumps(asked.as_dict()))) == asked
