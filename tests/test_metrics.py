@@ -19,6 +19,8 @@ from feddkd.method import Batch
 from feddkd.reports.html.chart_data import figures
 from feddkd.reports.tables import as_json, grid
 from feddkd.rounds.evaluation import judging
+from feddkd.rounds.exchange import Turn
+from feddkd.rounds.loop import _good
 from feddkd.rounds.metrics import ACCURACY, DEFAULT, METRICS, Metric, find_metrics, headline
 from feddkd.rounds.metrics import register as add
 from feddkd.runs.record import find
@@ -133,17 +135,22 @@ def test_a_metric_can_be_vectorised_over_clients(metric: Metric) -> None:
 # --- on every engine
 
 
-ENGINES = [("serial", {}), ("batched", {}), ("pool", {})]
 METHOD = "fedavg(epochs=1, batch_size=8) | dkd(steps=2, batch_size=8)"
 
 
 def rows(engine: str, **options: Any) -> list[dict[str, Any]]:
     data = clients((12, 20, 33, 2))
-    settings = {"rounds": 2, "seed": 3, "dtype": "float64", "validation": data[1], **options}
-    result = simulate(
-        model=network(), clients=data, test=pooled(data), method=METHOD, engine=engine, **settings
-    )
-    return result.history
+    settings = {
+        "method": METHOD,
+        "rounds": 2,
+        "seed": 3,
+        "dtype": "float64",
+        "validation": data[1],
+        **options,
+    }
+    return simulate(
+        model=network(), clients=data, test=pooled(data), engine=engine, **settings
+    ).history
 
 
 @pytest.mark.parametrize("evaluation", ["global", "client_mean", "client_pooled"])
@@ -178,22 +185,19 @@ def test_the_mean_over_clients_leaves_out_those_without_a_value() -> None:
     assert row["test_auc"] == pytest.approx(np.nanmean(row["test_client_auc"]))
 
 
-def test_a_run_goes_bad_by_the_same_rule_whatever_is_measured() -> None:
-    """The check for numbers that are not finite reads the loss, also if no row shows it."""
-    data = clients((12, 20))
-    broken = [(x / 0 if k else x, y) for k, (x, y) in enumerate(data)]
-    usual, asked = (
-        simulate(
-            model=network(),
-            clients=broken,
-            test=data[0],
-            method="fedavg(epochs=1)",
-            dtype="float64",
-            metrics=metrics,
-        ).history[0]
-        for metrics in (None, ["auc"])
-    )
-    assert usual["missing"] == asked["missing"] != []
+def test_a_bad_loss_is_noticed_also_if_no_row_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    verdicts: list[list[bool]] = []
+
+    def noting(turns: Sequence[Turn]) -> list[bool]:
+        verdicts.append(_good(turns))
+        return verdicts[-1]
+
+    monkeypatch.setattr("feddkd.rounds.loop._good", noting)
+    for metrics in (None, ["macro_f1"]):
+        for lr in ("0.1", "1e200"):  # the weights stay finite, the logits do not
+            method = f"fedavg(epochs=1, batch_size=100, lr={lr})"
+            rows("serial", method=method, rounds=1, metrics=metrics)
+    assert verdicts == [[True], [False], [True], [False]]
 
 
 def test_engines_see_the_same_phase_in_every_round() -> None:
