@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from commandline import Feddkd
 from feddkd import Experiment, InputError, simulate
 from feddkd.method import Batch
 from feddkd.reports.html.chart_data import figures
+from feddkd.reports.html.page import html as write_page
+from feddkd.reports.html.verdicts import ranked, verdicts
 from feddkd.reports.tables import as_json, grid
 from feddkd.rounds.evaluation import judging
 from feddkd.rounds.exchange import Turn
@@ -24,6 +27,7 @@ from feddkd.rounds.loop import _good
 from feddkd.rounds.metrics import ACCURACY, DEFAULT, METRICS, Metric, find_metrics, headline
 from feddkd.rounds.metrics import register as add
 from feddkd.runs.record import find
+from feddkd.runs.runner import execute
 from feddkd.runs.summary import summarise
 from made_up import make
 from small import clients, network, pooled
@@ -56,7 +60,7 @@ def value(metric: Metric, logits: Tensor, y: Tensor) -> float:
 
 
 def exact_auc(logits: Tensor, y: Tensor) -> float:
-    """Return the mean of scikit-learn's AUC over the classes that some but not all examples have."""
+    """Return the mean of scikit-learn's AUC over classes that some examples have, not all."""
     scores = logits.double().log_softmax(1).numpy()
     each = []
     for label in range(logits.shape[1]):
@@ -71,7 +75,9 @@ def exact(name: str, logits: Tensor, y: Tensor) -> float:
     if name == "accuracy":
         return float((taken == y).double().mean())
     if name == "loss":
-        return float((logsumexp(logits.numpy(), 1) - logits[torch.arange(len(y)), y].numpy()).mean())
+        return float(
+            (logsumexp(logits.numpy(), 1) - logits[torch.arange(len(y)), y].numpy()).mean()
+        )
     return exact_auc(logits, y) if name == "auc" else float(f1_score(y, taken, average="macro"))
 
 
@@ -114,7 +120,9 @@ def test_sums_of_parts_add_up_and_padding_adds_nothing(metric: Metric) -> None:
     logits, y = predictions(50, 4)
     whole = metric.sums(logits, batch_of(y))
     first = metric.sums(logits[:20], batch_of(y[:20]))
-    padded = metric.sums(torch.cat([logits[20:], logits[:7]]), batch_of(y[[*range(20, 50), *range(7)]], 7))
+    padded = metric.sums(
+        torch.cat([logits[20:], logits[:7]]), batch_of(y[[*range(20, 50), *range(7)]], 7)
+    )
     for name, tensor in whole.items():
         assert tensor.dtype == torch.float64
         torch.testing.assert_close(first[name] + padded[name], tensor, rtol=1e-12, atol=1e-12)
@@ -125,9 +133,9 @@ def test_sums_of_parts_add_up_and_padding_adds_nothing(metric: Metric) -> None:
 @pytest.mark.parametrize("metric", METRICS.values(), ids=lambda metric: metric.name)
 def test_a_metric_can_be_vectorised_over_clients(metric: Metric) -> None:
     lanes = [predictions(30, 4, seed=seed) for seed in range(3)]
-    logits, y = (torch.stack(parts) for parts in zip(*lanes, strict=True))
-    batches = Batch(*(torch.stack(parts) for parts in zip(*(batch_of(y) for _, y in lanes), strict=True)))
-    sums = vmap(metric.sums)(logits, batches)
+    logits = torch.stack([lane[0] for lane in lanes])
+    batches = [batch_of(y) for _, y in lanes]
+    sums = vmap(metric.sums)(logits, Batch(*map(torch.stack, zip(*batches, strict=True))))
     each = [value(metric, *lane) for lane in lanes]
     torch.testing.assert_close(metric.value(sums).tolist(), each, rtol=1e-12, atol=0)
 
@@ -169,7 +177,12 @@ def test_a_row_has_the_metrics_asked_for_in_their_order_and_no_number_changes() 
     usual = rows("serial")
     asked = rows("serial", metrics=["macro_f1", "accuracy"], evaluation="client_mean")
     names = [key for key in asked[0] if key.startswith("test_")]
-    assert names == ["test_macro_f1", "test_accuracy", "test_client_macro_f1", "test_client_accuracy"]
+    assert names == [
+        "test_macro_f1",
+        "test_accuracy",
+        "test_client_macro_f1",
+        "test_client_accuracy",
+    ]
     assert "average_test_macro_f1" in asked[0]
     assert "validation_macro_f1" in asked[0]
     same = rows("serial", metrics=["macro_f1", "accuracy"])
@@ -208,7 +221,16 @@ def test_engines_see_the_same_phase_in_every_round() -> None:
 
 
 @pytest.mark.parametrize(
-    "asked", [["nope"], "accuracy", [], ["auc", "auc"], 3, [3], [Metric("loss", "my loss", len, len)]]
+    "asked",
+    [
+        ["nope"],
+        "accuracy",
+        [],
+        ["auc", "auc"],
+        3,
+        [3],
+        [Metric("loss", "my loss", ACCURACY.sums, ACCURACY.value)],
+    ],
 )
 def test_wrong_names_are_refused(asked: Any) -> None:
     with pytest.raises(InputError, match="metric"):
@@ -241,3 +263,119 @@ def test_metrics_are_no_part_of_an_experiments_digest() -> None:
     assert asked.as_dict()["metrics"] == ("auc", "loss")
     assert "metrics" not in plain.as_dict()
     assert Experiment(**json.loads(json.dumps(asked.as_dict()))) == asked
+
+
+# --- in records and reports
+
+
+TOML = """
+method = "fedavg(epochs=1, batch_size=32) | dkd(steps=1)"
+model = "mlp(hidden='8')"
+clients = 3
+rounds = 2
+metrics = ["macro_f1", "auc"]
+target = 0.01
+[sweep]
+seed = [0, 1]
+"""
+
+
+@pytest.fixture
+def ran(feddkd: Feddkd) -> Feddkd:
+    """Return the command line, in a folder with the records of two seeds."""
+    Path("asked.toml").write_text(TOML, encoding="utf-8")
+    done = feddkd("run", "asked.toml", "--engine", "serial", "--json")
+    assert done.status == 0, done.err
+    for summary in json.loads(done.out)["runs"]:
+        assert 0 < summary["test_macro_f1"] <= 1
+        assert 0 < summary["final_test_auc"] <= 1
+        assert summary["to_target"]["round"] == 1
+    return feddkd
+
+
+def test_reports_show_the_metrics_that_were_asked_for(ran: Feddkd) -> None:
+    records = find(Path("runs"))
+    best = [max(r.history, key=lambda row: row["validation_macro_f1"]) for r in records]
+    mean = 100 * np.mean([row["test_macro_f1"] for row in best])
+    headings, (line,) = grid(records)
+    assert headings == ["method", "best", "last", "average", "AUC", *TARGET]
+    assert line[1].startswith(f"{mean:.2f}±")
+    (told,) = as_json(records)["methods"]
+    assert told["test_macro_f1"]["best"]["mean"] == pytest.approx(mean / 100)
+    auc = np.mean([row["test_auc"] for row in best])
+    assert told["test_auc"]["best"]["mean"] == pytest.approx(auc)
+    done = ran("report", "runs", "--out", "page.html", "--figures", "drawn", "--figure", "one.svg")
+    assert done.status == 0, done.err
+    assert "Test macro-F1 in %" in done.out
+    assert "AUC" in done.out
+    assert "macro-F1" in Path("page.html").read_text(encoding="utf-8")
+    assert {"macro-f1-round.svg", "auc-round.svg"} <= {
+        path.name for path in Path("drawn").iterdir()
+    }
+    assert "AUC" in Path("drawn/table.md").read_text(encoding="utf-8")
+    found = figures(records)
+    assert list(found["metrics"]) == ["macro_f1", "auc"]
+    assert list(found["methods"][0]["metrics"]) == ["macro_f1", "auc"]
+
+
+TARGET = ["hit", "rounds", "comms", "steps", "MB"]
+
+
+def test_ls_and_compare_show_the_headline(ran: Feddkd) -> None:
+    (first, second) = find(Path("runs"))
+    entries = json.loads(ran("ls", "runs", "--json").out)["runs"]
+    assert [entry["best"] for entry in entries] == [
+        summarise(record.history)["test_macro_f1"] for record in (first, second)
+    ]
+    assert f"{100 * entries[0]['best']:.2f}" in ran("ls", "runs").out
+    told = json.loads(ran("compare", "runs", "runs", "--json").out)
+    assert list(told["results"][0]) == ["best", "last", "average", "AUC"]
+    assert told["difference"]["AUC"]["difference"]["mean"] == 0
+
+
+def test_a_run_that_was_stopped_refuses_other_metrics(tmp_path: Path) -> None:
+    asked = Experiment("fedavg(epochs=1)", clients=2, rounds=2, metrics=["auc", "loss"])
+    execute([asked], out=tmp_path, engine="serial", until=1)
+    with pytest.raises(InputError, match="metrics"):
+        execute([replace(asked, metrics=None)], out=tmp_path, engine="serial")
+    (summary,) = execute([asked], out=tmp_path, engine="serial")
+    assert 0 < summary["test_auc"] <= 1
+
+
+def test_a_metric_that_should_be_low_is_best_where_it_is_lowest(tmp_path: Path) -> None:
+    make(tmp_path, methods=2, seeds=3, rounds=5)
+    records = find(tmp_path)
+    for record in records:
+        for row in record.history:
+            losses = {"test_loss": row["test_loss"], "validation_loss": row["test_loss"]}
+            kept = {key: value for key, value in row.items() if "accuracy" not in key}
+            row.clear()
+            row.update({**kept, **losses})
+    assert headline(records[0].history).name == "loss"
+    for record in records:
+        lowest = min(row["test_loss"] for row in record.history)
+        assert summarise(record.history)["test_loss"] == lowest
+    means = {
+        record.label: np.mean(
+            [summarise(r.history)["test_loss"] for r in records if r.label == record.label]
+        )
+        for record in records
+    }
+    (verdict,) = verdicts(ranked(records))
+    assert verdict.lead.group[0].label == min(means, key=lambda label: means[label])
+    assert verdict.certainty.startswith("Lower in")
+    assert f"{min(means.values()):.4f}" in verdict.sentence
+    assert write_page(records)
+
+
+def test_families_with_other_metrics_share_a_table(tmp_path: Path) -> None:
+    make(tmp_path, methods=2, seeds=2, rounds=3)
+    records = find(tmp_path)
+    for record in records:
+        if "dkd" in record.label:
+            for row in record.history:
+                row["test_auc"] = None if record.manifest["canonical"]["seed"] else 0.75
+    headings, lines = grid(records)
+    column = headings.index("AUC")
+    assert sorted(line[column] for line in lines) == ["-", "75.00±0.00"]
+    assert write_page(records)

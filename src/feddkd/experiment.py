@@ -75,7 +75,7 @@ class Experiment:
     diagnostics: bool = False
     # the metrics that rows hold, the headline first (accuracy and loss unless given); changes no
     # number of the run
-    metrics: tuple[str, ...] | None = None
+    metrics: Sequence[str] | None = None
     # value of the headline metric whose price is reported; changes no number of the run
     target: Share | None = None
     # of the epsilon that methods with noise report; changes no number of the run

@@ -56,8 +56,9 @@ def simulate(
     `initial` takes the place of both: a state dict, a module, or the path of a safetensors file.
     `cohort` is a fraction of the clients (0.5) or a number of them (10). `dtype` is that of the
     weights unless said. `evaluation` says whose model is judged on what: "global", "client_mean" or
-    "client_pooled"; "auto" asks every client where clients keep tensors of their own. `metrics` names
-    what rows hold: "accuracy", "loss" (both unless given), "macro_f1", "auc". `public` is
+    "client_pooled"; "auto" asks every client where clients keep tensors of their own. `metrics` are
+    the names of what is measured, the headline first: "accuracy" and "loss" unless given; also
+    "macro_f1", "auc". `public` is
     what the server holds for everybody to see, for the methods that need such data. `diagnostics`
     adds the theory's quantities (L1', L2', update norms, ...) to every row. `delta` is that of the
     epsilon which methods with noise report, 1 / (10 K) unless said. `availability` says which

@@ -15,7 +15,15 @@ from feddkd.errors import InputError
 from feddkd.experiment import Experiment, load
 from feddkd.reports.compare import against, differences
 from feddkd.reports.statistics import Paired
-from feddkd.reports.tables import accuracies, families, labels, paired_cells, percent, told
+from feddkd.reports.tables import (
+    Column,
+    families,
+    headline_of,
+    labels,
+    mean_in_json,
+    metric_columns,
+    paired_cells,
+)
 from feddkd.runs.record import Record, find
 
 Side = tuple[Experiment, list[Record]]
@@ -32,15 +40,19 @@ def compare(
     """
     (one, ours), (other, theirs) = _side(a), _side(b)
     differs = differences(one, other)
-    columns = [accuracies(records) for records in (ours, theirs)] if ours and theirs else []
+    columns = metric_columns([*ours, *theirs]) if ours and theirs else []
     tests = against(ours, theirs) if columns else {}
     screen = console(stderr=as_json)
     screen.print(_keys(differs) if differs else "the same experiment, but for the seed")
     if columns:
-        screen.print(_results(columns, tests))
+        title = headline_of(ours).title
+        screen.print(_results(title, columns, (ours, theirs), tests))
     if as_json:
         said = {name: asdict(test) if test else None for name, test in tests.items()}
-        results = [{name: told(values) for name, values in column.items()} for column in columns]
+        results = [
+            {column.name: mean_in_json(column.values(records)) for column in columns}
+            for records in ((ours, theirs) if columns else ())
+        ]
         print(json.dumps({"differs": differs, "results": results, "difference": said}))
 
 
@@ -69,14 +81,18 @@ def _keys(differs: Mapping[str, tuple[Any, Any]]) -> Table:
 
 
 def _results(
-    columns: Sequence[Mapping[str, list[float]]], tests: Mapping[str, Paired | None]
+    title: str,
+    columns: Sequence[Column],
+    sides: Sequence[Sequence[Record]],
+    tests: Mapping[str, Paired | None],
 ) -> Table:
     page = _table(
-        "accuracy", "A", "B", "B less A", "95 % interval", "higher in", "p (t)", "p (Wilcoxon)"
+        title, "A", "B", "B less A", "95 % interval", "higher in", "p (t)", "p (Wilcoxon)"
     )
-    for name, test in tests.items():
-        means = [percent(column[name]) if column[name] else "-" for column in columns]
-        page.add_row(name, *means, *(paired_cells(test) if test else ["-"] * 5))
+    for column in (column for column in columns if column.name in tests):
+        test, means = tests[column.name], [column.show(column.values(side)) for side in sides]
+        cells = paired_cells(test, column.digits) if test else ["-"] * 5
+        page.add_row(column.name, *means, *cells)
     return page
 
 

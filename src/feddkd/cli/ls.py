@@ -13,6 +13,7 @@ from feddkd.cli.console import AsJson, console
 from feddkd.errors import InputError, choices
 from feddkd.experiment import KEYS
 from feddkd.reports.tables import method_names
+from feddkd.rounds.metrics import METRICS, headline
 from feddkd.runs.record import Record, find
 from feddkd.runs.summary import summarise
 
@@ -52,6 +53,7 @@ def listing(
 
 def _entry(record: Record) -> Entry:
     manifest, known = record.manifest, summarise(record.history) if record.history else {}
+    metric = headline(record.history or [{}])
     return {
         "run": record.folder.name,
         "method": manifest["experiment"].get("name") or method_names(record),
@@ -60,8 +62,9 @@ def _entry(record: Record) -> Entry:
         "rounds": len(record.history),
         "of": manifest["canonical"]["rounds"],
         "state": _state(record),
-        "best": known.get("test_accuracy"),
-        "last": known.get("final_test_accuracy"),
+        "metric": metric.name,
+        "best": known.get(metric.test_key),
+        "last": known.get(f"final_{metric.test_key}"),
         "seconds": round(record.seconds, 1),
         "started": manifest.get("started", ""),
         "folder": str(record.folder),
@@ -109,8 +112,10 @@ def _table(entries: Sequence[Entry]) -> Table:
             justify="right" if column in ("seed", "rounds", "best", "last", "seconds") else "left",
         )
     for entry in entries:
+        metric, values = METRICS[entry["metric"]], (entry["best"], entry["last"])
         shares = [
-            "-" if entry[name] is None else f"{100 * entry[name]:.2f}" for name in ("best", "last")
+            "-" if value is None else f"{metric.scale * value:.{metric.digits}f}"
+            for value in values
         ]
         rounds = f"{entry['rounds']}/{entry['of']}"
         facts = (entry["run"], entry["method"], entry["data"], str(entry["seed"]), rounds)

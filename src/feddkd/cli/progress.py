@@ -21,6 +21,7 @@ from feddkd.cli.console import clock, console
 from feddkd.engines.batched.memory import in_words, peak_memory
 from feddkd.experiment import Experiment
 from feddkd.rounds.loop import Row
+from feddkd.rounds.metrics import headline
 
 QUIET = 30.0  # seconds: no more than one plain line of a run in so many
 
@@ -37,7 +38,7 @@ class Follower:
     rounds: int = 0
 
     def after(self, row: Row) -> str:
-        """Accuracy, what DKD added, images a second since the run was begun or went on."""
+        """Return the headline metric, the gain of DKD, and images a second since the run began."""
         self.images += sum(
             exchange.phase.reads.examples(self.sizes[client])
             for exchange in self.experiment.parsed_method.plan(row["round"])
@@ -45,15 +46,13 @@ class Follower:
             for client in row["clients"]
         )
         self.rounds += 1
-        gain = (
-            f", DKD {100 * (row['test_accuracy'] - row['average_test_accuracy']):+.1f}"
-            if "average_test_accuracy" in row
-            else ""
-        )
-        return (
-            f"test {100 * row['test_accuracy']:.1f} %{gain}, {self.images / self.seconds:,.0f}"
-            " images/s"
-        )
+        metric, speed = headline([row]), self.images / self.seconds
+        value, digits = row[metric.test_key], metric.digits - 1
+        gain = ""
+        if metric.average_key in row:
+            gain = f", DKD {metric.scale * (value - row[metric.average_key]):+.{digits}f}"
+        shown = f"{metric.scale * value:.{digits}f}{metric.unit}"
+        return f"test {shown}{gain}, {speed:,.0f} images/s"
 
     def left(self, row: Row) -> str:
         return clock(self.seconds / self.rounds * (self.last - row["round"]))

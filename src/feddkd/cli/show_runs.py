@@ -17,6 +17,7 @@ from feddkd.reports.tables import table
 from feddkd.runs.loggers import RunLoggers, check_loggers
 from feddkd.runs.record import find, folder_name
 from feddkd.runs.session import Event, RoundPlayed, RunBegun, RunEnded
+from feddkd.runs.summary import metric_keys
 
 IN_JSON = (
     "digest", "method", "seed", "rounds", "test_accuracy", "best_round", "final_test_accuracy", "communications",
@@ -79,11 +80,11 @@ def _show_results(
     ]:
         console(stderr=as_json).print(table(records))
     if as_json:
-        print(
-            json.dumps(
-                {"runs": [{key: summary.get(key) for key in IN_JSON} for summary in summaries]}
-            )
-        )
+        runs = [
+            {key: summary.get(key) for key in dict.fromkeys((*IN_JSON, *metric_keys(summary)))}
+            for summary in summaries
+        ]
+        print(json.dumps({"runs": runs}))
     failed = [
         f"{title(experiment)}: {summary['ended']}"
         for experiment, summary in zip(experiments, summaries, strict=True)

@@ -125,11 +125,11 @@ def _on_host(tally: Tensors) -> dict[str, Tensor]:
     """Return the same tensors in the host's memory, by one transfer for all of them."""
     clients = len(next(iter(tally.values())))
     rows = [tensor.double().reshape(clients, -1).T for tensor in tally.values()]
-    parts = torch.cat(rows).cpu().split([len(row) for row in rows])
-    return {
-        name: part.T.contiguous().reshape(tensor.shape)
-        for (name, tensor), part in zip(tally.items(), parts, strict=True)
-    }
+    moved, end, found = torch.cat(rows).cpu(), 0, {}
+    for (name, tensor), row in zip(tally.items(), rows, strict=True):
+        begin, end = end, end + len(row)
+        found[name] = moved[begin:end].T.contiguous().reshape(tensor.shape)
+    return found
 
 
 def _value(metric: Metric, sums: Tensors, protocol: Protocol) -> float:

@@ -1,8 +1,8 @@
 """Metrics: the numbers that are measured of a model on labelled examples.
 
 A metric adds up named sums over examples and makes one number from the sums. Sums of batches and of
-clients can be added, so every engine can fold them. A new metric is one `Metric` in this file; rows,
-summaries, tables, curves and pages read its declaration.
+clients can be added, so every engine can fold them. A new metric is one `Metric` in this file:
+rows, summaries, tables, curves and pages read its declaration.
 
 The module imports no torch, so that commands which only read records start quickly.
 """
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 class Metric:
     """A number that is measured of a model, and how it is shown.
 
-    `sums` gets the logits (batch, outputs) and the batch, and returns named float64 tensors that are
-    added over the batches. It must be pure and must not branch on a tensor: engines vmap, trace and
+    `sums` gets the logits (batch, outputs) and the batch, and returns named float64 tensors, which
+    are added over batches. It must be pure and must not branch on a tensor: engines vmap, trace and
     record it. Padding has share 0 and must add nothing. `value` gets the sums, with any number of
     leading axes, and returns a tensor with these axes.
     """
@@ -50,6 +50,11 @@ class Metric:
         return f"test_{self.name}"
 
     @property
+    def validation_key(self) -> str:
+        """The key in a row of its value on the validation set."""
+        return f"validation_{self.name}"
+
+    @property
     def average_key(self) -> str:
         """The key in a row of its value on the test set before DKD."""
         return f"average_test_{self.name}"
@@ -66,21 +71,22 @@ class Metric:
 
     @property
     def unit(self) -> str:
+        """The unit of a value, with the space before it."""
         return " %" if self.percent else ""
 
     @property
-    def points(self) -> str:
-        """The unit of a difference between two values."""
+    def difference_unit(self) -> str:
+        """The unit of a difference between two values, with the space before it."""
         return " points" if self.percent else ""
 
     @property
     def digits(self) -> int:
-        """The number of decimal places in a table."""
+        """The number of decimal places in tables."""
         return 2 if self.percent else 4
 
     @property
-    def axis(self) -> str:
-        """The title of a column or an axis with its values on the test set."""
+    def heading(self) -> str:
+        """The title of a table or an axis with its values on the test set."""
         return f"test {self.title} in %" if self.percent else f"test {self.title}"
 
     def rank(self, value: float | None) -> float:
@@ -104,7 +110,7 @@ def register(metric: Metric) -> Metric:
 
 
 def find_metrics(asked: Sequence[str | Metric] | None) -> tuple[Metric, ...]:
-    """Return metrics by their names; the first of them is the headline. None stands for the default."""
+    """Return metrics by their names, the headline first; None stands for the default."""
     if asked is None:
         return DEFAULT
     if isinstance(asked, str) or not isinstance(asked, Sequence) or not asked:
@@ -134,6 +140,12 @@ def metrics_in(row: Mapping[str, Any]) -> list[Metric]:
 def headline(history: Sequence[Mapping[str, Any]]) -> Metric:
     """Return the metric by which a run is judged: the first one in its first row."""
     return next(iter(metrics_in(history[0])), ACCURACY)
+
+
+def shown_in(row: Mapping[str, Any]) -> list[Metric]:
+    """Return the metrics of a row that reports show: the headline, and those made for tables."""
+    first, *others = metrics_in(row) or [ACCURACY]
+    return [first, *(metric for metric in others if metric.in_tables)]
 
 
 # --- the metrics
@@ -181,7 +193,7 @@ BINS = 1024  # of AUC's histograms
 
 
 def _auc_sums(logits: Tensor, batch: Batch) -> Tensors:
-    """Return histograms of each class's softmax probability, for its own examples and the others."""
+    """Return histograms of each class's softmax probability, over its examples and the others."""
     classes = logits.shape[-1]
     true, bins = batch.marks(classes).double().T, _bin(logits).T
     empty = true.new_zeros(classes, BINS)

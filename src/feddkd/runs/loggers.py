@@ -13,6 +13,7 @@ from feddkd.errors import InputError, choices
 from feddkd.experiment import Experiment
 from feddkd.runs.record import folder_name
 from feddkd.rounds.loop import Row
+from feddkd.rounds.metrics import headline
 
 
 class Logger(Protocol):
@@ -29,8 +30,9 @@ def numbers(row: Row) -> dict[str, float]:
     """What of a row is a number, by name; and what DKD added to the plain average."""
     within = {f"diagnostics/{name}": value for name, value in row.get("diagnostics", {}).items()}
     found = {name: value for name, value in {**row, **within}.items() if isinstance(value, int | float) and name != "round"}
-    if "average_test_accuracy" in row:
-        found["dkd_gain"] = row["test_accuracy"] - row["average_test_accuracy"]
+    metric = headline([row])
+    if metric.average_key in row:
+        found["dkd_gain"] = row[metric.test_key] - row[metric.average_key]
     return found
 
 
