@@ -137,7 +137,7 @@ MUTANTS = [
     Mutant("late uploads count", "rounds/exchange.py",
            "for client, why in events.items() if why}", "for client, why in events.items() if why == 'drop'}", FAULTS),
     Mutant("a client that dropped out computes all the same", "rounds/exchange.py",
-           '_those(order, one, "late")', '_those(order, one, "drop")', FAULTS),
+           '_only(order, one, "late")', '_only(order, one, "drop")', FAULTS),
     Mutant("too few clients are taken in all the same", "rounds/exchange.py",
            "len(turn.cohort) < self.tolerance.min_clients", "len(turn.cohort) < 1", FAULTS),
     Mutant("a round that went bad is left as it is", "rounds/loop.py", "[turn] if good else", "[turn] if True else", FAULTS),

@@ -57,8 +57,8 @@ MISTAKES = {
     "run tiny.toml --set data=emnist --data .": "emnist-letters-train",
     "run tiny.toml --set data=npz(path='a.npz')": "a.npz",
     "run tiny.toml --set clients=2000": "client",
-    "run tiny.toml --set cohort=6": "cohort asks for 6 clients, and there are 5",
-    "run tiny.toml --set min_clients=6": "min_clients is 6, and a cohort has 5 clients",
+    "run tiny.toml --set cohort=6": "cohort asks for 6 clients",
+    "run tiny.toml --set min_clients=6": "min_clients is 6",
     "run tiny.toml --set method=feddf()": "reads public data, and there is none",
     "run tiny.toml --set availability=trace(file='tiny.toml')": (
         "tiny.toml: the first line must name the columns"

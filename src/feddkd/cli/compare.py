@@ -16,7 +16,7 @@ from feddkd.experiment import Experiment, load
 from feddkd.reports.compare import against, differences
 from feddkd.reports.statistics import Paired
 from feddkd.reports.tables import (
-    Column,
+    TableColumn,
     families,
     headline_of,
     labels,
@@ -82,7 +82,7 @@ def _keys(differs: Mapping[str, tuple[Any, Any]]) -> Table:
 
 def _results(
     title: str,
-    columns: Sequence[Column],
+    columns: Sequence[TableColumn],
     sides: Sequence[Sequence[Record]],
     tests: Mapping[str, Paired | None],
 ) -> Table:

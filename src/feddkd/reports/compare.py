@@ -8,7 +8,7 @@ from typing import Any
 from feddkd.data.transforms import transform
 from feddkd.experiment import Experiment
 from feddkd.reports.statistics import Paired, paired
-from feddkd.reports.tables import Column, metric_columns
+from feddkd.reports.tables import TableColumn, metric_columns
 from feddkd.runs.record import Record
 from feddkd.spec.registry import Call, Spelled
 
@@ -67,7 +67,7 @@ def against(a: Sequence[Record], b: Sequence[Record]) -> dict[str, Paired | None
     return tests
 
 
-def _by_seed(column: Column, records: Sequence[Record]) -> dict[int, float]:
+def _by_seed(column: TableColumn, records: Sequence[Record]) -> dict[int, float]:
     """Return the column's value for each seed; nothing if a seed lacks it."""
     seeds = [record.manifest["canonical"]["seed"] for record in records]
     values = column.values(records)

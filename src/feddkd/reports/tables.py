@@ -1,7 +1,7 @@
 """Records -> tables: one line for each method, with mean and population standard deviation over its
 seeds.
 
-A `Column` says once what it is called, how it is computed and how it is shown. Text, Markdown,
+A `TableColumn` says once what it is called, how it is computed and how it is shown. Text, Markdown,
 LaTeX, JSON and the page read the columns.
 """
 
@@ -25,7 +25,7 @@ Family = Sequence[Record]  # runs that differ in their seeds alone
 
 
 @dataclass(frozen=True)
-class Column:
+class TableColumn:
     """A column of the table: its values for a family of runs, and how they are shown."""
 
     name: str  # its heading
@@ -40,7 +40,7 @@ class Column:
 # --- the columns
 
 
-def columns(records: Sequence[Record]) -> list[Column]:
+def columns(records: Sequence[Record]) -> list[TableColumn]:
     """Return the columns of a table of these records."""
     target = target_of(records)
     costs = [COUNT] if target is None else target_columns(target)
@@ -48,7 +48,7 @@ def columns(records: Sequence[Record]) -> list[Column]:
     return [*metric_columns(records), *costs, *([EPSILON] if private else [])]
 
 
-def metric_columns(records: Sequence[Record]) -> list[Column]:
+def metric_columns(records: Sequence[Record]) -> list[TableColumn]:
     """Return the columns of metrics: best, last and average of the headline, then the others."""
     first = headline_of(records)
     others = dict.fromkeys(metric for record in records for metric in shown_in(record.history[0]))
@@ -66,7 +66,7 @@ def metric_columns(records: Sequence[Record]) -> list[Column]:
 
 def _metric_column(
     metric: Metric, name: str, row_key: str, pick: Callable[..., Any], key: str = ""
-) -> Column:
+) -> TableColumn:
     """Return a column with the value that is under a key of one row of each record."""
 
     def values(family: Family) -> list[float]:
@@ -74,14 +74,14 @@ def _metric_column(
         return [value for value in found if value is not None]
 
     show = partial(mean_text, metric=metric)
-    return Column(name, values, show, metric.test_key, key, metric.scale, metric.digits)
+    return TableColumn(name, values, show, metric.test_key, key, metric.scale, metric.digits)
 
 
 def _last_row(history: Sequence[Any]) -> Any:
     return history[-1]
 
 
-def target_columns(target: float) -> list[Column]:
+def target_columns(target: float) -> list[TableColumn]:
     """Return the columns about the seeds that reached a target, and what that cost them."""
 
     def hits(family: Family) -> list[float]:
@@ -98,9 +98,9 @@ def target_columns(target: float) -> list[Column]:
         "MB": lambda reached: (reached["bytes_up"] + reached["bytes_down"]) / 1e6,
     }
     return [
-        Column("hit", hits, lambda reached: f"{sum(reached):.0f}/{len(reached)}"),
+        TableColumn("hit", hits, lambda reached: f"{sum(reached):.0f}/{len(reached)}"),
         *(
-            Column(name, partial(costs, cost=amount), _cost_text, "to_target")
+            TableColumn(name, partial(costs, cost=amount), _cost_text, "to_target")
             for name, amount in amounts.items()
         ),
     ]
@@ -135,8 +135,8 @@ def mean_text(values: list[float], metric: Metric) -> str:
     return f"{mean:.{metric.digits}f}±{deviation:.{metric.digits}f}"
 
 
-COUNT = Column("n", lambda family: [1.0] * len(family), lambda ones: str(len(ones)))
-EPSILON = Column("epsilon", _epsilons, _epsilon_text)
+COUNT = TableColumn("n", lambda family: [1.0] * len(family), lambda ones: str(len(ones)))
+EPSILON = TableColumn("epsilon", _epsilons, _epsilon_text)
 
 
 # --- tables
@@ -168,7 +168,7 @@ def grid(records: Sequence[Record]) -> tuple[list[str], list[list[str]]]:
 
 
 def as_json(records: Sequence[Record]) -> dict[str, Any]:
-    """Return the numbers of the table; metrics as they are, not in percent."""
+    """Return the numbers of the table; metrics are shares of 1, not percent."""
     target, chosen, groups = target_of(records), columns(records), families(records)
     lines = []
     for label, group in zip(labels(groups), groups, strict=True):
@@ -179,7 +179,7 @@ def as_json(records: Sequence[Record]) -> dict[str, Any]:
     return {"target": target, "methods": lines}
 
 
-def _sections(chosen: Sequence[Column], group: Family) -> dict[str, dict[str, Any]]:
+def _sections(chosen: Sequence[TableColumn], group: Family) -> dict[str, dict[str, Any]]:
     sections: dict[str, dict[str, Any]] = {}
     for column in chosen:
         if column.section:

@@ -39,7 +39,7 @@ class Metric:
     sums: Callable[[Tensor, Batch], Tensors]
     value: Callable[[Tensors], Tensor]
     higher_is_better: bool = True
-    percent: bool = True  # shown in %, or else as it is
+    percent: bool = True  # shown in %, or else without a factor
     by_client: bool = True  # rows list the value of each client, if clients are judged one by one
     in_tables: bool = True  # summaries, tables and charts show it
     skips_undefined: bool = False  # clients for which it is NaN are left out of the mean

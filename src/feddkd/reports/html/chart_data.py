@@ -81,13 +81,13 @@ def _curves(group: Sequence[Record], metrics: Sequence[Metric], first: Metric) -
     others = {"gain": curves.gain(first), **{name: curves.theory(name) for name in THEORY}}
     return {
         "x": {axis: _numbers(amounts, 8) for axis, amounts in costs},
-        "metrics": _bands(group, on_test),
-        **_bands(group, others),
+        "metrics": _with_spread(group, on_test),
+        **_with_spread(group, others),
     }
 
 
-def _bands(group: Sequence[Record], quantities: dict[str, curves.Quantity]) -> dict[str, Any]:
-    """Return the bands of the quantities that a family has."""
+def _with_spread(group: Sequence[Record], quantities: dict[str, curves.Quantity]) -> dict[str, Any]:
+    """Return mean and deviation of the quantities that a family has."""
     drawn = {}
     for name, quantity in quantities.items():
         band = curves.band(group, quantity)

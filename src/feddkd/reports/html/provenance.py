@@ -71,7 +71,7 @@ def _run(record: Record) -> list[str]:
 
 
 def _command(part: dict[str, Any]) -> str:
-    """Return the command as it was typed, with `feddkd` in place of the program's path."""
+    """Return the command that was typed, with `feddkd` in place of the program's path."""
     command = part.get("command", [])
     return shlex.join(["feddkd", *map(str, command[1:])]) if command else ""
 
