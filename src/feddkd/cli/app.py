@@ -127,8 +127,9 @@ def run(
       or stop, continue: what becomes of a client whose numbers are not finite
     - diagnostics = true logs the theory's quantities (L1', L2', their bound, update norms, clients'
       losses) in every round
-    - target: a test accuracy whose price is reported; delta: of the epsilon that methods with noise
-      report; name: a label
+    - metrics = ["accuracy", "loss"]: what is measured, the headline first; also macro_f1, auc
+    - target: a value of the headline metric whose price is reported; delta: of the epsilon that
+      methods with noise report; name: a label
 
     A table [sweep] lists values, as in seed = [0, 1, 2]. Change any key by --set rounds=5, --set
     'method=fedavg(lr=0.3)', --set 'sweep.seed=[0, 1]'.

@@ -23,8 +23,8 @@ METHOD_KEYS = ("method", "seed", "split_seed")  # they may differ within a task
 
 @dataclass(frozen=True)
 class Standing:
-    """A method in a task: its records, and by seed the headline metric of the table's column "best",
-    in the unit that is shown.
+    """A method in a task: its records, and by seed the headline metric of the column "best", in the
+    unit that is shown.
     """
 
     label: str
