@@ -115,6 +115,16 @@ def test_diagnostics_and_what_is_set_aside_go_over_the_wire_too(tmp_path: Path) 
     assert found["L2"] == pytest.approx(expected["L2"], abs=1e-10)
 
 
+def test_clients_are_judged_by_the_metrics_of_the_experiment(tmp_path: Path) -> None:
+    asked = {"metrics": ["macro_f1", "auc"], "evaluation": "client_mean", "rounds": 1}
+    serial(tmp_path / "serial", FEDDKD, **asked)
+    flower(tmp_path / "flower", FEDDKD, **asked)
+    (expected,), (found,) = (rows(tmp_path / name) for name in ("serial", "flower"))
+    assert list(found) == list(expected)
+    for key in ("test_macro_f1", "test_auc", "test_client_auc", "average_test_macro_f1"):
+        assert found[key] == pytest.approx(expected[key], abs=1e-10), key
+
+
 def test_the_bytes_on_the_wire_are_those_of_the_costs(tmp_path: Path) -> None:
     grid = flower(tmp_path, FEDDKD, model="mlp(hidden='256')", evaluation="global")
     last = rows(tmp_path)[-1]

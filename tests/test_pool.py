@@ -315,7 +315,7 @@ def test_an_evaluation_is_shared_out_batch_by_batch_and_adds_up_to_the_same_bits
         engine.exchange(Exchange(few), [order])[0].collected["tally"] for engine in (pool, serial)
     )
     pool.close()
-    assert [torch.equal(ours[name], theirs[name]) for name in theirs] == [True] * 3
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
