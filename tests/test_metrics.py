@@ -16,6 +16,7 @@ from torch.func import vmap
 
 from commandline import Feddkd
 from feddkd import Experiment, InputError, simulate
+from feddkd.engines.compile.simplify import trimmed
 from feddkd.method import Batch
 from feddkd.reports.html.chart_data import figures
 from feddkd.reports.html.page import html as write_page
@@ -138,6 +139,20 @@ def test_a_metric_can_be_vectorised_over_clients(metric: Metric) -> None:
     sums = vmap(metric.sums)(logits, Batch(*map(torch.stack, zip(*batches, strict=True))))
     each = [value(metric, *lane) for lane in lanes]
     torch.testing.assert_close(metric.value(sums).tolist(), each, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("metric", METRICS.values(), ids=lambda metric: metric.name)
+def test_a_metric_can_be_traced(metric: Metric) -> None:
+    """A trace from one batch gives the sums of another one, with padding."""
+
+    def flat(logits: Tensor, *batch: Tensor) -> list[Tensor]:
+        return list(metric.sums(logits, Batch(*batch)).values())
+
+    first, second = (predictions(30, 4, seed=seed) for seed in range(2))
+    traced = trimmed(flat, first[0], *batch_of(first[1]))
+    batch = batch_of(second[1], 5)
+    for ours, theirs in zip(traced(second[0], *batch), flat(second[0], *batch), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
 # --- on every engine
