@@ -40,12 +40,15 @@ NAN = float("nan")
 def predictions(
     n: int, classes: int, absent: Sequence[int] = (), scale: float = 1.0, seed: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Return logits and labels; the classes that are absent are no example's label."""
+    """Return logits and labels. No example has the label of an absent class; the first of these
+    classes is never predicted.
+    """
     draw = torch.Generator().manual_seed(seed)
     present = torch.tensor([c for c in range(classes) if c not in absent])
     y = present[torch.randint(0, len(present), (n,), generator=draw)]
     logits = torch.randn(n, classes, generator=draw, dtype=torch.float64)
     logits[torch.arange(n), y] += 1
+    logits[:, list(absent[:1])] -= 20
     return scale * logits, y
 
 
