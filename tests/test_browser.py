@@ -266,6 +266,23 @@ def test_methods_are_toggled_by_keyboard_too(page: Any) -> None:
     assert page.run(CURVES.format("metric")) == 6
 
 
+def test_another_metric_can_be_chosen(chromium: Any, report: Path, tmp_path: Path) -> None:
+    records = find(report.parent)
+    for record in records:
+        for row in record.history:
+            row["test_auc"] = row["test_accuracy"] / 2
+    write(records, tmp_path / "two.html")
+    page = chromium.look().open(tmp_path / "two.html")
+    title = "return document.querySelector('#metric .ytitle').textContent"
+    last = "return document.getElementById('metric').data.at(-1).y.at(-1)"
+    before = page.run(last)
+    assert page.run(title) == "test accuracy in %"
+    page.driver.find_elements(By.CSS_SELECTOR, "#metric-of option")[1].click()
+    assert page.run(title) == "test AUC in %"
+    assert page.run(last) == pytest.approx(before / 2, rel=1e-3)
+    assert page.complaints == []
+
+
 def test_a_page_that_is_watched_keeps_what_was_chosen_when_it_is_loaded_again(
     chromium: Any, report: Path
 ) -> None:

@@ -116,7 +116,11 @@ def test_diagnostics_and_what_is_set_aside_go_over_the_wire_too(tmp_path: Path) 
 
 
 def test_clients_are_judged_by_the_metrics_of_the_experiment(tmp_path: Path) -> None:
-    asked = {"metrics": ["macro_f1", "auc"], "evaluation": "client_mean", "rounds": 1}
+    asked: dict[str, Any] = {
+        "metrics": ["macro_f1", "auc"],
+        "evaluation": "client_mean",
+        "rounds": 1,
+    }
     serial(tmp_path / "serial", FEDDKD, **asked)
     flower(tmp_path / "flower", FEDDKD, **asked)
     (expected,), (found,) = (rows(tmp_path / name) for name in ("serial", "flower"))

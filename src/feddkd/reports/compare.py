@@ -3,19 +3,20 @@ by seed.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from feddkd.data.transforms import transform
-from feddkd.experiment import Experiment
 from feddkd.reports.statistics import Paired, paired
 from feddkd.reports.tables import TableColumn, metric_columns
 from feddkd.runs.record import Record
-from feddkd.spec.registry import Call, Spelled
+
+if TYPE_CHECKING:  # the command loads torch only if it needs experiments
+    from feddkd.experiment import Experiment
+    from feddkd.spec.registry import Call, Spelled
 
 RUN_KEYS = ("seed", "split_seed")  # in which the runs of one experiment differ
 
 
-def differences(a: Experiment, b: Experiment) -> dict[str, tuple[Any, Any]]:
+def differences(a: "Experiment", b: "Experiment") -> dict[str, tuple[Any, Any]]:
     """Return the two values of each key that differs, without the seeds; None where an experiment
     lacks the key.
 
@@ -33,7 +34,9 @@ def differences(a: Experiment, b: Experiment) -> dict[str, tuple[Any, Any]]:
     return {key: (left, right) for key, (left, right) in values.items() if left != right}
 
 
-def _options(key: str, first: Sequence[Call], second: Sequence[Call]) -> dict[str, tuple[Any, Any]]:
+def _options(
+    key: str, first: "Sequence[Call]", second: "Sequence[Call]"
+) -> dict[str, tuple[Any, Any]]:
     """Return both values of every option, call by call."""
     values: dict[str, tuple[Any, Any]] = {}
     several = max(len(first), len(second)) > 1
@@ -45,7 +48,9 @@ def _options(key: str, first: Sequence[Call], second: Sequence[Call]) -> dict[st
     return values
 
 
-def _spelled(experiment: Experiment) -> dict[str, Spelled]:
+def _spelled(experiment: "Experiment") -> "dict[str, Spelled]":
+    from feddkd.data.transforms import transform
+
     return {
         "method": experiment.parsed_method,
         "data": experiment.parsed_data,

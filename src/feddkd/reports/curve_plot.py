@@ -5,23 +5,25 @@ local steps, with a band of one deviation over seeds.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from feddkd.data.sources.formats import Array
 from feddkd.errors import InputError
 from feddkd.reports.tables import families, headline_of, labels
-from feddkd.rounds.loop import Row
 from feddkd.rounds.metrics import ACCURACY, Metric
 from feddkd.runs.record import Record
+
+if TYPE_CHECKING:  # pictures of records need no torch
+    from feddkd.data.sources.formats import Array
+    from feddkd.rounds.loop import Row
 
 AXES = {
     "round": "rounds",
     "communications": "communications",
     "local_steps": "local steps of an active client",
 }
-Histories = Mapping[str, Sequence[Sequence[Row]]]  # label -> the rows of each seed
+Histories = Mapping[str, "Sequence[Sequence[Row]]"]  # label -> the rows of each seed
 
 
 def curves(records: Sequence[Record], path: Path) -> None:
@@ -78,7 +80,9 @@ def _row(axes: Sequence[Any], title: str, histories: Histories, metric: Metric) 
     axes[0].legend(title=f"mean ± std, {max(map(len, histories.values()))} seeds", fontsize=8)
 
 
-def _curve(axis: Any, key: str, label: str, group: Sequence[Sequence[Row]], metric: Metric) -> None:
+def _curve(
+    axis: Any, key: str, label: str, group: "Sequence[Sequence[Row]]", metric: Metric
+) -> None:
     """Draw the rounds that all seeds have played."""
     rounds = min(map(len, group))
     values = [[row[metric.test_key] for row in history[:rounds]] for history in group]
@@ -86,7 +90,7 @@ def _curve(axis: Any, key: str, label: str, group: Sequence[Sequence[Row]], metr
     band(axis, [row[key] for row in group[0][:rounds]], seeds, label)
 
 
-def band(axis: Any, x: Sequence[float], seeds: Array, label: str) -> None:
+def band(axis: Any, x: Sequence[float], seeds: "Array", label: str) -> None:
     """Draw mean and standard deviation over seeds; without seeds, only the label."""
     middle, spread = (seeds.mean(0), seeds.std(0)) if len(seeds) else (np.array([]), np.array([]))
     axis.plot(x, middle, label=label)

@@ -4,16 +4,18 @@ against the costs so far.
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from feddkd.rounds.loop import Row
 from feddkd.rounds.metrics import Metric
 from feddkd.runs.record import Record
 
-Quantity = Callable[[Row], float | None]
+if TYPE_CHECKING:  # curves of records need no torch
+    from feddkd.rounds.loop import Row
+
+Quantity = Callable[["Row"], float | None]
 Numbers = npt.NDArray[np.float64]
 AXES = {  # what a curve can be drawn against
     "round": "rounds",
@@ -47,7 +49,7 @@ def band(group: Sequence[Record], quantity: Quantity) -> Band | None:
     return None if np.isnan(numbers).all() else Band(numbers.mean(0), numbers.std(0))
 
 
-def _value(quantity: Quantity, row: Row) -> float | None:
+def _value(quantity: Quantity, row: "Row") -> float | None:
     try:
         return quantity(row)
     except KeyError:
@@ -78,7 +80,7 @@ def on_test(metric: Metric) -> Quantity:
 def gain(metric: Metric) -> Quantity:
     """Return the quantity "value after DKD less that of the plain average", in its unit."""
 
-    def difference(row: Row) -> float | None:
+    def difference(row: "Row") -> float | None:
         after, before = row[metric.test_key], row[metric.average_key]
         return None if after is None or before is None else _scaled(metric, after - before)
 

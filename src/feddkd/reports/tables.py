@@ -9,17 +9,19 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from feddkd.data.batches import Indices
 from feddkd.reports.statistics import Paired
 from feddkd.rounds.metrics import Metric, headline, shown_in
 from feddkd.runs.record import Counts, Record
 from feddkd.runs.summary import best_row, mean_and_std, summarise, to_target
+
+if TYPE_CHECKING:  # tables of records need no torch
+    from feddkd.data.batches import Indices
 
 Family = Sequence[Record]  # runs that differ in their seeds alone
 
@@ -302,7 +304,7 @@ def confused(group: Family) -> Counts | None:
 # --- other tables
 
 
-def drawing(held: Indices, classes: Sequence[str], width: int) -> Table:
+def drawing(held: "Indices", classes: Sequence[str], width: int) -> Table:
     """Return a table of clients and classes with the numbers of examples, in shades if the numbers
     are wider than `width`.
     """

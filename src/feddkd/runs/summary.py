@@ -2,16 +2,18 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from feddkd.rounds.loop import Row
 from feddkd.rounds.metrics import headline, shown_in
+
+if TYPE_CHECKING:
+    from feddkd.rounds.loop import Row
 
 COSTS = ("communications", "local_steps", "bytes_up", "bytes_down")
 BY_VALIDATION, BY_TEST = "best validation round", "best test round: no validation set"
 
 
-def summarise(history: Sequence[Row], target: float | None = None) -> dict[str, Any]:
+def summarise(history: "Sequence[Row]", target: float | None = None) -> dict[str, Any]:
     """Return the test metrics at the best round and at the end, the costs of the run, and the costs
     until the target was reached.
 
@@ -39,7 +41,7 @@ def metric_keys(summary: Mapping[str, Any]) -> list[str]:
     return [key for key in summary if key.startswith(("test_", "final_test_"))]
 
 
-def best_row(history: Sequence[Row]) -> Row:
+def best_row(history: "Sequence[Row]") -> "Row":
     """Return the row of the best round, the earliest of equals."""
     metric = headline(history)
     by = metric.validation_key if metric.validation_key in history[0] else metric.test_key
@@ -47,7 +49,7 @@ def best_row(history: Sequence[Row]) -> Row:
     return max(history, key=lambda row: metric.rank(row[by]))
 
 
-def to_target(history: Sequence[Row], target: float) -> dict[str, Any] | None:
+def to_target(history: "Sequence[Row]", target: float) -> dict[str, Any] | None:
     """Return number and costs of the first round whose headline metric on the test set is as good
     as the target; None if there is no such round.
     """

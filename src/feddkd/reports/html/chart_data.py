@@ -2,16 +2,18 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from feddkd.reports import curves
 from feddkd.reports.heterogeneity import heterogeneity
 from feddkd.reports.tables import confused, families, headline_of, labels
-from feddkd.rounds.loop import Row
 from feddkd.rounds.metrics import Metric, shown_in
 from feddkd.runs.record import Counts, Record
+
+if TYPE_CHECKING:  # the page of records needs no torch
+    from feddkd.rounds.loop import Row
 
 CELLS = 2000  # of a picture of clients and rounds; with more, some rounds are left out
 CLIENTS = 200  # of a picture of clients and classes
@@ -22,7 +24,7 @@ THEORY = {
     "bound": "L1' + L2' after DKD: the bound",
     "bound_average": "L1' + L2' before DKD: the bound of the plain average",
 }
-ByClient = Callable[[Row], dict[int, float | None]]
+ByClient = Callable[["Row"], dict[int, float | None]]
 DIAGNOSTICS: dict[str, ByClient] = {
     "training loss of the client's own model": lambda row: _active(row, "client_loss"),
     "training accuracy of the client's own model in %": lambda row: _active(
@@ -120,14 +122,14 @@ def _by_client(label: str, record: Record, metrics: Sequence[Metric]) -> dict[st
 def _of_every_client(metric: Metric) -> ByClient:
     """Return a function that reads a metric on the clients' test sets from a row."""
 
-    def read(row: Row) -> dict[int, float | None]:
+    def read(row: "Row") -> dict[int, float | None]:
         values = row.get(metric.client_key) or ()
         return {client: _scaled(value, metric.scale) for client, value in enumerate(values)}
 
     return read
 
 
-def _active(row: Row, name: str, scale: float = 1.0) -> dict[int, float | None]:
+def _active(row: "Row", name: str, scale: float = 1.0) -> dict[int, float | None]:
     """Return a diagnostic of the clients that took part to the end of a round; nothing if their
     numbers are not certain.
     """
