@@ -90,9 +90,9 @@ class Recorder:
                 raise InputError(
                     f"the run in {self.folder} cannot go on: its {key} was {before.get(key)}, and now is {manifest.get(key)}"
                 )
-        were, now = (page["experiment"].get("metrics") for page in (before, manifest))
-        if list(were or []) != list(now or []):
-            raise InputError(f"the run in {self.folder} cannot go on: its metrics were {were}, and now are {now}")
+        old, new = (page.get("experiment", {}).get("metrics") for page in (before, manifest))
+        if list(old or []) != list(new or []):
+            raise InputError(f"the run in {self.folder} cannot be continued: its metrics were {old}, now {new}")
         turn = {"after": after, **{key: manifest[key] for key in ("engine", "started", "command", "versions", "hardware")}}
         before.pop("ended", None)
         self._write("manifest.json", {**before, "resumed": [*before.get("resumed", []), turn]})
