@@ -16,16 +16,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 from feddkd.data.partitions.registry import PARTITIONS, Partition
-from feddkd.data.sources.official import SOURCES, Source
+from feddkd.data.sources.python_source import find_source
+from feddkd.data.sources.registry import Source
 from feddkd.data.transforms import transform
 from feddkd.errors import InputError, choices
 from feddkd.method import Method
 from feddkd.methods import parse
-from feddkd.models.registry import MODELS, Architecture
+from feddkd.models.python_model import find_architecture
+from feddkd.models.registry import Architecture
 from feddkd.models.weight_files import file_digest
 from feddkd.rounds.availability import OnDivergence, Tolerance, tolerance
 from feddkd.rounds.evaluation import Protocol, find_protocol
 from feddkd.rounds.loop import cohort_size
+from feddkd.spec.python_file import names_file
 from feddkd.spec.types import Bound, Chance, Count, Share, Whole, checked
 
 USUAL = {
@@ -41,7 +44,14 @@ Fraction = typing.Annotated[float, Bound(least=0, below=1)]
 
 @dataclass(frozen=True)
 class Experiment:
-    """What to run. Texts are spelled as in Python: name(option=value, ...)."""
+    """The description of a run. Texts are written as in Python: name(option=value, ...).
+
+    `model` and `data` may also name a function in a Python file: "FILE.py:function" or
+    "FILE.py:function(option=value)". Paths are relative to the working directory, as in `initial`.
+    The file's sha256 is part of the digest; what the file imports is not. Making an experiment only
+    reads the file. Running the experiment runs the file, with all rights of the user: run an
+    experiment that names a file only if you trust the file.
+    """
 
     method: str
     data: str = "digits"
@@ -103,7 +113,7 @@ class Experiment:
 
     @cached_property
     def parsed_data(self) -> Source:
-        return SOURCES.one(self.data)
+        return find_source(self.data)
 
     @cached_property
     def parsed_partition(self) -> Partition:
@@ -111,11 +121,16 @@ class Experiment:
 
     @cached_property
     def architecture(self) -> Architecture:
-        return MODELS.one(self.model)
+        return find_architecture(self.model)
 
     @cached_property
     def tolerance(self) -> Tolerance:
         return tolerance(self.availability, self.min_clients, self.on_divergence)
+
+    @property
+    def runs_a_file(self) -> bool:
+        """Whether running the experiment runs a Python file that it names."""
+        return names_file(self.model) or names_file(self.data)
 
     @property
     def transform_text(self) -> str:

@@ -10,6 +10,7 @@ from feddkd.cli.console import AsJson, DataDir, File, Settings, console, page, s
 from feddkd.data.partitions.registry import PARTITIONS
 from feddkd.data.sources.official import SOURCES
 from feddkd.data.sources.packed import pack, used
+from feddkd.data.sources.python_source import find_source
 from feddkd.errors import InputError
 from feddkd.experiment import load
 from feddkd.reports.tables import drawing
@@ -71,7 +72,7 @@ def data_check(
     cannot be read.
     """
     bad = []
-    for name, source in {name: SOURCES.one(name) for name in names or _sources()}.items():
+    for name, source in {name: find_source(name) for name in names or _sources()}.items():
         try:
             found = source.load(data)
             shape, note = (

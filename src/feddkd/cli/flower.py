@@ -97,6 +97,8 @@ def up(
 def _try_out(experiments: list[Experiment], data: Path | None) -> None:
     """Data and networks that are not there are told of before anything is started."""
     for experiment in experiments:
+        if experiment.runs_a_file:
+            raise InputError("an experiment that names a Python file does not run on Flower nodes")
         prepare(experiment, data)
 
 

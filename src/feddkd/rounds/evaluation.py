@@ -144,10 +144,10 @@ def _step(model: Model, sent: Groups, carry: Groups, batch: Batch) -> Groups:
 
 def counting(classes: int) -> Phase:
     def step(model: Model, sent: Groups, carry: Groups, batch: Batch) -> Groups:
-        true, taken = (
-            one_hot(labels, classes).double()
-            for labels in (batch.y, _logits(model, carry, batch).argmax(-1))
-        )
+        logits = _logits(model, carry, batch)
+        true = one_hot(batch.y, classes).double()
+        # a network may have more outputs than there are classes: those have no column
+        taken = one_hot(logits.argmax(-1), logits.shape[-1])[:, :classes].double()
         present = (batch.share > 0).double()
         return {
             **carry,
