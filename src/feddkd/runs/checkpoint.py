@@ -46,7 +46,9 @@ def write(folder: Path, digest: str, snapshot: Snapshot) -> None:
         "round": snapshot.round,
         "costs": asdict(snapshot.costs),
         "engine": snapshot.engine,
-        "state": _index({name: group for name, group in snapshot.state.items() if name != "start"}, tensors),
+        "state": _index(
+            {name: group for name, group in snapshot.state.items() if name != "start"}, tensors
+        ),
         "memos": {str(client): _index(memo, tensors) for client, memo in snapshot.memos.items()},
     }
     content = save(tensors)
@@ -69,8 +71,7 @@ def _checksum(page: Mapping[str, Any]) -> str:
 
 
 def _index(groups: Groups, tensors: dict[str, Tensor]) -> dict[str, dict[str, str]]:
-    """The groups with the number of a tensor in place of each tensor; the tensors go to `tensors`.
-    """
+    """The groups with the number of a tensor in place of each tensor; the tensors go to `tensors`."""
     page: dict[str, dict[str, str]] = {}
     for group, own in groups.items():
         page[group] = {}
@@ -97,7 +98,9 @@ def put(path: Path, content: bytes) -> None:
 
 def rounds(folder: Path) -> list[int]:
     """The rounds of which a run's folder holds checkpoints, ascending."""
-    return sorted(int(path.stem.removeprefix("round-")) for path in (folder / FOLDER).glob("round-*.json"))
+    return sorted(
+        int(path.stem.removeprefix("round-")) for path in (folder / FOLDER).glob("round-*.json")
+    )
 
 
 def read(folder: Path, digest: str, round: int, device: torch.device) -> Snapshot:
@@ -117,14 +120,21 @@ def read(folder: Path, digest: str, round: int, device: torch.device) -> Snapsho
             )
         content = stem.with_suffix(".safetensors").read_bytes()
         if hashlib.sha256(content).hexdigest() != page["tensors"]:
-            raise DamagedError(f"the checkpoint {stem}.safetensors is damaged: its checksum does not fit")
+            raise DamagedError(
+                f"the checkpoint {stem}.safetensors is damaged: its checksum does not fit"
+            )
         tensors = {name: tensor.to(device) for name, tensor in load(content).items()}
 
         def groups(index: Mapping[str, Mapping[str, str]]) -> Groups:
-            return {group: {name: tensors[number] for name, number in own.items()} for group, own in index.items()}
+            return {
+                group: {name: tensors[number] for name, number in own.items()}
+                for group, own in index.items()
+            }
 
         memos = {int(client): groups(memo) for client, memo in page["memos"].items()}
-        return Snapshot(page["round"], groups(page["state"]), Costs(**page["costs"]), memos, page["engine"])
+        return Snapshot(
+            page["round"], groups(page["state"]), Costs(**page["costs"]), memos, page["engine"]
+        )
     except (OSError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, InputError):
             raise

@@ -78,17 +78,23 @@ class Watched:
         sizes = self.engine.sizes(run, phase.reads.source)
         asked = [sizes[client] for order in orders for client in order.cohort if client >= 0]
         steps = statistics.fmean(phase.reads.count(n) for n in asked) if asked else 1.0
-        own = [(order, reply) for order, reply in zip(orders, replies, strict=True) if order.run == run]
+        own = [
+            (order, reply) for order, reply in zip(orders, replies, strict=True) if order.run == run
+        ]
         paid = Costs().after(phase, [order for order, _ in own], [reply for _, reply in own], [], 1)
-        self.seen.append(TimedExchange(phase, seconds, steps, paid if phase.at == "clients" else Costs()))
+        self.seen.append(
+            TimedExchange(phase, seconds, steps, paid if phase.at == "clients" else Costs())
+        )
         return replies
 
 
 def forecast(experiments: Sequence[Experiment], how: How, done: int = 0) -> Forecast:
-    """Return what experiments that differ in their seed alone would take from round `done` + 1 on.
-    """
+    """Return what experiments that differ in their seed alone would take from round `done` + 1 on."""
     first, place = experiments[0], find_device(how.device)
-    tried = replace(job(experiments, [prepare(experiment, how.data) for experiment in experiments]), tolerance=PATIENT)
+    tried = replace(
+        job(experiments, [prepare(experiment, how.data) for experiment in experiments]),
+        tolerance=PATIENT,
+    )
     make = partial(open_engine, how.engine, options=how.options)
     host: Watched
 
@@ -101,16 +107,27 @@ def forecast(experiments: Sequence[Experiment], how: How, done: int = 0) -> Fore
         method = first.parsed_method.fitted(simulation.model)
         few, more = (_trial(simulation, host, method, steps) for steps in (FEW, MORE))
     federations = [start.federation for start in tried.starts]
-    sizes = [len(federation.indices("train", client)) for federation in federations for client in range(first.clients)]
+    sizes = [
+        len(federation.indices("train", client))
+        for federation in federations
+        for client in range(first.clients)
+    ]
     rounds = range(done + 1, first.length(how.until) + 1)
     counts = Counter(id(exchange.phase) for t in rounds for exchange in method.plan(t))
     # once: choosing and compiling; in every round: evaluation, and what the server does besides
-    seconds = few.first + len(rounds) * (sum(seen.seconds for seen in few.others) + min(few.besides, more.besides))
+    seconds = few.first + len(rounds) * (
+        sum(seen.seconds for seen in few.others) + min(few.besides, more.besides)
+    )
     up = down = 0
     for phase, short, long in zip(method.phases, few.phases, more.phases, strict=True):
         if short and long:
-            seconds += counts[id(phase)] * _seconds(short, long, statistics.fmean(phase.reads.count(n) for n in sizes))
-            up, down = up + counts[id(phase)] * short[0].costs.bytes_up, down + counts[id(phase)] * short[0].costs.bytes_down
+            seconds += counts[id(phase)] * _seconds(
+                short, long, statistics.fmean(phase.reads.count(n) for n in sizes)
+            )
+            up, down = (
+                up + counts[id(phase)] * short[0].costs.bytes_up,
+                down + counts[id(phase)] * short[0].costs.bytes_down,
+            )
     return Forecast(type(host.engine).__name__.lower(), seconds, peak_memory(place), up, down)
 
 
@@ -126,7 +143,9 @@ def _trial(simulation: Simulation, host: "Watched", method: Method, steps: int) 
         took.append(time.perf_counter() - began)
     own = [[seen for seen in host.seen if seen.phase is phase] for phase in short.phases]
     others = [seen for seen in host.seen if not any(seen.phase is phase for phase in short.phases)]
-    return TrialTimes(took[0] - took[1], took[1] - sum(seen.seconds for seen in host.seen), own, others)
+    return TrialTimes(
+        took[0] - took[1], took[1] - sum(seen.seconds for seen in host.seen), own, others
+    )
 
 
 def _shortened(phase: Phase, steps: int) -> Phase:
@@ -137,5 +156,7 @@ def _shortened(phase: Phase, steps: int) -> Phase:
 
 def _seconds(few: Sequence[TimedExchange], more: Sequence[TimedExchange], steps: float) -> float:
     """Of an exchange with so many steps, on the line through two that were timed."""
-    (x, y), (further, later) = ((seen[0].steps, statistics.fmean(one.seconds for one in seen)) for seen in (few, more))
+    (x, y), (further, later) = (
+        (seen[0].steps, statistics.fmean(one.seconds for one in seen)) for seen in (few, more)
+    )
     return min(y, later) if x == further else y + max(0.0, later - y) / (further - x) * (steps - x)

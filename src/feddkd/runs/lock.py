@@ -27,10 +27,14 @@ class Lock:
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                holder = os.read(self._file, 200).decode(errors="replace").strip() or "another process"
+                holder = (
+                    os.read(self._file, 200).decode(errors="replace").strip() or "another process"
+                )
                 os.close(self._file)
                 self._file = -1
-                raise InputError(f"{self.path.parent} is being written by {holder}; wait for it, or stop it") from None
+                raise InputError(
+                    f"{self.path.parent} is being written by {holder}; wait for it, or stop it"
+                ) from None
             if self._still_there():
                 os.ftruncate(self._file, 0)
                 os.write(self._file, f"process {os.getpid()} on {socket.gethostname()}\n".encode())

@@ -28,7 +28,11 @@ class Logger(Protocol):
 def numbers(row: Row) -> dict[str, float]:
     """What of a row is a number, by name; and what DKD added to the plain average."""
     within = {f"diagnostics/{name}": value for name, value in row.get("diagnostics", {}).items()}
-    found = {name: value for name, value in {**row, **within}.items() if isinstance(value, int | float) and name != "round"}
+    found = {
+        name: value
+        for name, value in {**row, **within}.items()
+        if isinstance(value, int | float) and name != "round"
+    }
     if "average_test_accuracy" in row:
         found["dkd_gain"] = row["test_accuracy"] - row["average_test_accuracy"]
     return found
@@ -45,7 +49,9 @@ class Csv:
         # what stood before the halt stays
         if not self.lines and row["round"] > 1 and self.path.exists():
             with self.path.open(newline="", encoding="utf-8") as file:
-                self.lines = [line for line in csv.DictReader(file) if int(line["round"]) < row["round"]]
+                self.lines = [
+                    line for line in csv.DictReader(file) if int(line["round"]) < row["round"]
+                ]
         self.lines.append({"round": row["round"], **numbers(row)})
         # a phase may set in later
         columns = list(dict.fromkeys(name for line in self.lines for name in line))
@@ -64,7 +70,9 @@ class TensorBoard:
     def __init__(self, experiment: Experiment, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self.open: Callable[[int], Any] = lambda step: SummaryWriter(str(folder / "tensorboard"), purge_step=step)
+        self.open: Callable[[int], Any] = lambda step: SummaryWriter(
+            str(folder / "tensorboard"), purge_step=step
+        )
         self.writer: Any = None
 
     def row(self, row: Row) -> None:
@@ -105,7 +113,9 @@ class Wandb:
     def __init__(self, experiment: Experiment, folder: Path) -> None:
         import wandb
 
-        self.run = wandb.init(project="feddkd", name=folder.name, config=experiment.canonical, reinit="create_new")
+        self.run = wandb.init(
+            project="feddkd", name=folder.name, config=experiment.canonical, reinit="create_new"
+        )
 
     def row(self, row: Row) -> None:
         self.run.log(numbers(row), step=row["round"])
@@ -115,7 +125,10 @@ class Wandb:
 
 
 LOGGERS: Mapping[str, Callable[[Experiment, Path], Logger]] = {
-    "csv": Csv, "tensorboard": TensorBoard, "mlflow": Mlflow, "wandb": Wandb,
+    "csv": Csv,
+    "tensorboard": TensorBoard,
+    "mlflow": Mlflow,
+    "wandb": Wandb,
 }
 
 
@@ -128,7 +141,9 @@ def check_loggers(names: Sequence[str]) -> None:
         if name not in LOGGERS:
             raise InputError(f"unknown logger {name!r}; there are: {choices(LOGGERS)}")
         if name in PACKAGES and find_spec(PACKAGES[name]) is None:
-            raise InputError(f"--log {name} needs a package that is not here: pip install 'feddkd[{name}]'")
+            raise InputError(
+                f"--log {name} needs a package that is not here: pip install 'feddkd[{name}]'"
+            )
 
 
 class RunLoggers:

@@ -37,7 +37,9 @@ def prepare(experiment: Experiment, folder: Path | None) -> Prepared:
         return _prepare(experiment, folder)
     except (RuntimeError, MemoryError) as error:  # torch's way to say that something is too large
         reason = " ".join(str(error).split())[:200]
-        raise InputError(f"{experiment.data} and {experiment.model} cannot be made ready: {reason or 'out of memory'}") from error
+        raise InputError(
+            f"{experiment.data} and {experiment.model} cannot be made ready: {reason or 'out of memory'}"
+        ) from error
 
 
 def _prepare(experiment: Experiment, folder: Path | None) -> Prepared:
@@ -59,4 +61,8 @@ def _prepare(experiment: Experiment, folder: Path | None) -> Prepared:
 def network(experiment: Experiment, shape: tuple[int, ...], classes: int) -> Model:
     """Return the experiment's network, built under its seed, with the weights it starts from."""
     model = built(lambda: experiment.architecture.build(shape, classes), ("init", experiment.seed))
-    return model if experiment.initial is None else with_initial(model, experiment.initial, experiment.initial_sha256)
+    return (
+        model
+        if experiment.initial is None
+        else with_initial(model, experiment.initial, experiment.initial_sha256)
+    )

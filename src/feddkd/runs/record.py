@@ -77,7 +77,11 @@ def finished_summary(folder: Path, digest: str) -> dict[str, Any] | None:
     """The summary of a run that has been finished in this folder."""
     try:
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-        return dict(summary) if summary["digest"] == digest and (folder / "final.safetensors").exists() else None
+        return (
+            dict(summary)
+            if summary["digest"] == digest and (folder / "final.safetensors").exists()
+            else None
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -91,7 +95,9 @@ def find(folder: Path, begun: bool = False) -> list[Record]:
     records = [_read(path.parent) for path in sorted(folder.rglob("manifest.json"))]
     found = [record for record in records if begun or record.history]
     if not found:
-        raise InputError(f"no runs under {folder}; `feddkd run FILE.toml --out {folder}` makes some")
+        raise InputError(
+            f"no runs under {folder}; `feddkd run FILE.toml --out {folder}` makes some"
+        )
     return found
 
 

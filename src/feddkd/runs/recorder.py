@@ -25,14 +25,19 @@ from feddkd.version import __version__
 LINES = ("rounds.jsonl", "timings.jsonl")
 
 
-def describe(experiment: Experiment, *, engine: str, device: torch.device, **facts: Any) -> dict[str, Any]:
+def describe(
+    experiment: Experiment, *, engine: str, device: torch.device, **facts: Any
+) -> dict[str, Any]:
     """The manifest: enough to verify a result, or to refuse it as not comparable."""
     return {
         "experiment": experiment.as_dict(),
         "canonical": experiment.canonical,
         "digest": experiment.digest,
         "family": experiment.family,
-        "protocol": {"test_accuracy": experiment.protocol.value, "average_test_accuracy": "the same, before DKD (plain average)"},
+        "protocol": {
+            "test_accuracy": experiment.protocol.value,
+            "average_test_accuracy": "the same, before DKD (plain average)",
+        },
         **facts,
         "engine": engine,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -46,7 +51,9 @@ def describe(experiment: Experiment, *, engine: str, device: torch.device, **fac
         "hardware": {
             "machine": platform.machine(),
             "system": platform.platform(),
-            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
+            "device": torch.cuda.get_device_name(device)
+            if device.type == "cuda"
+            else platform.processor() or "cpu",
             "threads": torch.get_num_threads(),
         },
     }
@@ -90,13 +97,21 @@ class Recorder:
                 raise InputError(
                     f"the run in {self.folder} cannot go on: its {key} was {before.get(key)}, and now is {manifest.get(key)}"
                 )
-        turn = {"after": after, **{key: manifest[key] for key in ("engine", "started", "command", "versions", "hardware")}}
+        turn = {
+            "after": after,
+            **{
+                key: manifest[key]
+                for key in ("engine", "started", "command", "versions", "hardware")
+            },
+        }
         before.pop("ended", None)
         self._write("manifest.json", {**before, "resumed": [*before.get("resumed", []), turn]})
         rows, timings = (_cut(self.folder / name, after) for name in LINES)
         self.seconds = sum(line["seconds"] for line in timings)
         if len(rows) != after:
-            raise InputError(f"the run in {self.folder} has a checkpoint of round {after}, but the lines of {len(rows)} rounds")
+            raise InputError(
+                f"the run in {self.folder} has a checkpoint of round {after}, but the lines of {len(rows)} rounds"
+            )
         self._open("a")
         return rows
 
@@ -105,7 +120,9 @@ class Recorder:
 
     def row(self, row: Row, seconds: float) -> None:
         self.seconds += seconds
-        for name, line in zip(LINES, (row, {"round": row["round"], "seconds": round(seconds, 6)}), strict=True):
+        for name, line in zip(
+            LINES, (row, {"round": row["round"], "seconds": round(seconds, 6)}), strict=True
+        ):
             self._files[name].write(json.dumps(_without_nan(line), allow_nan=False) + "\n")
             self._files[name].flush()
 
@@ -149,7 +166,9 @@ class Recorder:
         self._lock.give_back()
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
-        checkpoint.put(self.folder / name, (json.dumps(_without_nan(content), indent=2) + "\n").encode())
+        checkpoint.put(
+            self.folder / name, (json.dumps(_without_nan(content), indent=2) + "\n").encode()
+        )
 
 
 def _cut(path: Path, after: int) -> list[dict[str, Any]]:

@@ -48,7 +48,9 @@ def play(experiments: Sequence[Experiment], out: Path, how: How = How()) -> Gene
         else:
             Recorder(folder).tidy()
             yield RunEnded(at, summary)
-    for group in abreast([folders[at] for at in todo], [experiments[at].digest for at in todo], device, how.fresh):
+    for group in abreast(
+        [folders[at] for at in todo], [experiments[at].digest for at in todo], device, how.fresh
+    ):
         prepared = [prepare(experiments[todo[n]], how.data) for n in group.members]
         for together in _one_program(prepared):
             numbers = [todo[group.members[n]] for n in together]
@@ -64,7 +66,9 @@ def play(experiments: Sequence[Experiment], out: Path, how: How = How()) -> Gene
                 yield event._replace(at=numbers[event.at])
 
 
-def play_all(experiments: Sequence[Experiment], places: Sequence[Path], how: How) -> Generator[Event]:
+def play_all(
+    experiments: Sequence[Experiment], places: Sequence[Path], how: How
+) -> Generator[Event]:
     """Run experiments, each in a folder under its place; those that differ in their seeds alone go
     in lock-step.
     """
@@ -77,7 +81,11 @@ def execute(experiments: Sequence[Experiment], *, out: Path, **how: Any) -> list
     """Run experiments that differ in their seeds alone and return their summaries; `how` are the
     fields of `How`.
     """
-    ended = {event.at: event.summary for event in play(experiments, out, How(**how)) if isinstance(event, RunEnded)}
+    ended = {
+        event.at: event.summary
+        for event in play(experiments, out, How(**how))
+        if isinstance(event, RunEnded)
+    }
     return [ended[at] for at in range(len(experiments))]
 
 
@@ -87,7 +95,9 @@ def _one_program(prepared: Sequence[Prepared]) -> list[list[int]]:
     """
     alike: list[list[int]] = []
     for at, ready in enumerate(prepared):
-        family = next((family for family in alike if prepared[family[0]].model.is_alike(ready.model)), None)
+        family = next(
+            (family for family in alike if prepared[family[0]].model.is_alike(ready.model)), None
+        )
         if family is None:
             alike.append([at])
         else:
@@ -104,14 +114,20 @@ def in_precision(
     if precision == "fp64":
         exact = [replace(experiment, dtype="float64") for experiment in experiments]
         if len({experiment.digest for experiment in exact}) < len(exact):
-            raise InputError("precision 'fp64' makes experiments of the sweep the same, since they differ in their dtype alone")
+            raise InputError(
+                "precision 'fp64' makes experiments of the sweep the same, since they differ in their dtype alone"
+            )
         return exact, {}
     if precision is None:
         return list(experiments), {}
     if precision not in PRECISIONS:
-        raise InputError(f"unknown precision {precision!r}; there are: {choices((*PRECISIONS, 'fp64'))}")
+        raise InputError(
+            f"unknown precision {precision!r}; there are: {choices((*PRECISIONS, 'fp64'))}"
+        )
     if any(experiment.dtype == "float64" for experiment in experiments):
-        raise InputError(f"precision {precision!r} is for experiments of dtype float32; one of these is of float64")
+        raise InputError(
+            f"precision {precision!r} is for experiments of dtype float32; one of these is of float64"
+        )
     if precision == "tf32" and device == "cpu":
         raise InputError("precision 'tf32' is a GPU's; on a CPU there are: bf16, fp32, fp64")
     # where every engine computes so

@@ -50,7 +50,9 @@ class Group(NamedTuple):
     snapshots: list[Snapshot]  # all of the same round; none: from the beginning
 
 
-def abreast(folders: Sequence[Path], digests: Sequence[str], device: torch.device, fresh: bool) -> list[Group]:
+def abreast(
+    folders: Sequence[Path], digests: Sequence[str], device: torch.device, fresh: bool
+) -> list[Group]:
     """Runs that can go on side by side, since they stand after the same round: if possible all of
     them.
     """
@@ -61,7 +63,10 @@ def abreast(folders: Sequence[Path], digests: Sequence[str], device: torch.devic
     common = set.intersection(*map(set, held))
     stands = [max(common or own, default=0) for own in held]
     return [
-        Group([n for n in members if stands[n] == t], [held[n][t] for n in members if stands[n] == t] if t else [])
+        Group(
+            [n for n in members if stands[n] == t],
+            [held[n][t] for n in members if stands[n] == t] if t else [],
+        )
         for t in sorted(set(stands))
     ]
 
@@ -119,11 +124,16 @@ class Session:
     until: int | None = None  # stop after this round, to go on another time
     histories: list[list[Row]] = field(default_factory=list)
 
-    def play(self, engine: str | EngineFactory, device: str, options: Mapping[str, Any] | None) -> Generator[Event]:
+    def play(
+        self, engine: str | EngineFactory, device: str, options: Mapping[str, Any] | None
+    ) -> Generator[Event]:
         """Play the rounds that remain and yield events; `at` is the place in `experiments`."""
         self.recorders, self.writer = [Recorder(folder) for folder in self.folders], Writer()
         try:
-            with Halt() as halt, Simulation(self.job(), engine, device, options, self.snapshots) as simulation:
+            with (
+                Halt() as halt,
+                Simulation(self.job(), engine, device, options, self.snapshots) as simulation,
+            ):
                 rounds = simulation.rounds()  # complains now, before anything is written
                 yield from self._open(engine_name(engine), find_device(device))
                 for rows in rounds:
@@ -149,14 +159,19 @@ class Session:
         """Make or reopen all folders, then yield an event for each run."""
         for recorder in self.recorders:
             recorder.take()
-        for experiment, ready, recorder in zip(self.experiments, self.prepared, self.recorders, strict=True):
+        for experiment, ready, recorder in zip(
+            self.experiments, self.prepared, self.recorders, strict=True
+        ):
             manifest = _manifest(experiment, ready, engine, device)
             if self.snapshots:
                 self.histories.append(recorder.go_on(manifest, self.snapshots[0].round))
             else:
                 recorder.begin(manifest)
                 self.histories.append([])
-            recorder.keep("partition.json", {"classes": ready.data.labels, "counts": ready.federation.held.tolist()})
+            recorder.keep(
+                "partition.json",
+                {"classes": ready.data.labels, "counts": ready.federation.held.tolist()},
+            )
         self.last = self.saved = time.perf_counter()
         for at, ready in enumerate(self.prepared):
             yield RunBegun(at, ready.federation.sizes)
@@ -198,34 +213,55 @@ class Session:
 
     def _finish(self, run: Run, facts: dict[str, Any]) -> dict[str, Any]:
         """A run's summary. Of one that could not go on there is no more than why."""
-        experiment, recorder, history = self.experiments[run.index], self.recorders[run.index], self.histories[run.index]
+        experiment, recorder, history = (
+            self.experiments[run.index],
+            self.recorders[run.index],
+            self.histories[run.index],
+        )
         if run.error is not None:
             recorder.end(str(run.error))
             return {**self._stand(run.index), "ended": str(run.error)}
         self._save_model(run)
-        summary = {**self._stand(run.index), **summarise(history, experiment.target), "seconds": round(recorder.seconds, 3)}
+        summary = {
+            **self._stand(run.index),
+            **summarise(history, experiment.target),
+            "seconds": round(recorder.seconds, 3),
+        }
         recorder.finish(summary, facts)
         return summary
 
     def _save_model(self, run: Run) -> None:
         """Write the final global model."""
         tensors = {**run.state["params"], **run.state["buffers"]}
-        write_weights(self.prepared[run.index].model, tensors, self.folders[run.index] / "final.safetensors")
+        write_weights(
+            self.prepared[run.index].model, tensors, self.folders[run.index] / "final.safetensors"
+        )
 
     def _stand(self, index: int) -> dict[str, Any]:
         """Which run it is, and how far it has come."""
         experiment, rounds = self.experiments[index], len(self.histories[index])
-        return {"digest": experiment.digest, "method": experiment.method, "seed": experiment.seed, "rounds": rounds}
+        return {
+            "digest": experiment.digest,
+            "method": experiment.method,
+            "seed": experiment.seed,
+            "rounds": rounds,
+        }
 
 
-def _manifest(experiment: Experiment, ready: Prepared, engine: str, device: torch.device) -> dict[str, Any]:
+def _manifest(
+    experiment: Experiment, ready: Prepared, engine: str, device: torch.device
+) -> dict[str, Any]:
     return describe(
         experiment,
         engine=engine,
         device=device,
         data={"name": ready.data.name, "digest": ready.data.digest, "note": ready.data.note},
         partition={"digest": ready.split.digest, "sizes": ready.federation.sizes},
-        parameters=sum(tensor.numel() for name, tensor in ready.model.net.named_parameters() if tensor.requires_grad),
+        parameters=sum(
+            tensor.numel()
+            for name, tensor in ready.model.net.named_parameters()
+            if tensor.requires_grad
+        ),
         **({"constants": ready.model.constants_digest} if ready.model.constants else {}),
     )
 

@@ -34,10 +34,18 @@ class Halt:
     def __enter__(self) -> "Halt":
         # Python lets nobody else touch signals
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
+            self._before = {
+                number: signal.signal(number, self._ask)
+                for number in (signal.SIGINT, signal.SIGTERM)
+            }
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._give_back()
 
     def _ask(self, number: int, frame: FrameType | None) -> None:

@@ -24,7 +24,9 @@ def summarise(history: Sequence[Row], target: float | None = None) -> dict[str, 
         "rounds": last["round"],
         "test_accuracy": best["test_accuracy"],
         "best_round": best["round"],
-        "selection": "best validation round" if by == "validation_accuracy" else "best test round: no validation set",
+        "selection": "best validation round"
+        if by == "validation_accuracy"
+        else "best test round: no validation set",
         "final_test_accuracy": last["test_accuracy"],
         **{cost: last[cost] for cost in COSTS},
         **{key: last[key] for key in ("epsilon", "delta") if key in last},
@@ -37,7 +39,15 @@ def to_target(history: Sequence[Row], target: float) -> dict[str, Any] | None:
     never is.
     """
     reached = next((row for row in history if row["test_accuracy"] >= target), None)
-    return None if reached is None else {"target": target, "round": reached["round"], **{cost: reached[cost] for cost in COSTS}}
+    return (
+        None
+        if reached is None
+        else {
+            "target": target,
+            "round": reached["round"],
+            **{cost: reached[cost] for cost in COSTS},
+        }
+    )
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
