@@ -178,6 +178,8 @@ class NodeExperiment:
 @functools.lru_cache(maxsize=1)
 def _open(own: Own, spelled: str, told: str) -> NodeExperiment:
     experiment, facts = Experiment(**json.loads(spelled)), json.loads(told)
+    if experiment.runs_a_file:  # a server must not choose which of the node's files is run
+        raise InputError("an experiment that names a Python file does not run on Flower nodes")
     federation = own.federation(experiment, facts)
     model = network(experiment, federation.shape, facts["classes"])
     start = Start(experiment.seed, federation, *model.start())

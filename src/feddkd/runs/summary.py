@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from feddkd.rounds.metrics import headline, shown_in
 
 if TYPE_CHECKING:
-    from feddkd.rounds.loop import Row
+    from feddkd.runs.record import Row
 
 COSTS = ("communications", "local_steps", "bytes_up", "bytes_down")
 BY_VALIDATION, BY_TEST = "best validation round", "best test round: no validation set"
