@@ -32,7 +32,7 @@ from feddkd.cli.watch import server  # noqa: E402
 from feddkd.reports.html.page import write  # noqa: E402
 from feddkd.runs.record import find  # noqa: E402
 
-CHARTS = ["accuracy", "gain", "theory", "clients", "partition", "confusion"]
+CHARTS = ["metric", "gain", "theory", "clients", "partition", "confusion"]
 CURVES = "return document.querySelectorAll('#{} .scatterlayer .js-line').length"
 BLUE, RED, GREEN = "#0b6bcb", "#c8402f", "#1f8a4c"
 
@@ -91,23 +91,23 @@ def test_nothing_is_loaded_from_anywhere(page: Any) -> None:
 
 
 def test_a_method_can_be_put_aside_and_taken_back(page: Any) -> None:
-    assert page.run(CURVES.format("accuracy")) == 8  # a line and a band for each
-    assert near(seen(page, "#accuracy"), RED) > 100
+    assert page.run(CURVES.format("metric")) == 8  # a line and a band for each
+    assert near(seen(page, "#metric"), RED) > 100
     second = page.driver.find_elements(By.CSS_SELECTOR, "#methods input")[1]
     second.click()
-    assert page.run(CURVES.format("accuracy")) == 6
-    assert near(seen(page, "#accuracy"), RED) == 0
+    assert page.run(CURVES.format("metric")) == 6
+    assert near(seen(page, "#metric"), RED) == 0
     page.driver.find_element(By.ID, "none").click()
     assert page.run(CURVES.format("gain")) == 0
     page.driver.find_element(By.ID, "all").click()
-    assert page.run(CURVES.format("accuracy")) == 8
+    assert page.run(CURVES.format("metric")) == 8
 
 
 def test_curves_are_drawn_against_whatever_is_chosen(page: Any) -> None:
-    title = "return document.querySelector('#accuracy .xtitle').textContent"
+    title = "return document.querySelector('#metric .xtitle').textContent"
     before = (
         page.run(title),
-        page.run("return document.getElementById('accuracy').data.at(-1).x.at(-1)"),
+        page.run("return document.getElementById('metric').data.at(-1).x.at(-1)"),
     )
     options = page.driver.find_elements(By.CSS_SELECTOR, "#axis option")
     assert [option.text.split()[0] for option in options] == [
@@ -120,26 +120,26 @@ def test_curves_are_drawn_against_whatever_is_chosen(page: Any) -> None:
     options[3].click()
     after = (
         page.run(title),
-        page.run("return document.getElementById('accuracy').data.at(-1).x.at(-1)"),
+        page.run("return document.getElementById('metric').data.at(-1).x.at(-1)"),
     )
     assert before == ("rounds", 12)
     assert after == ("MB sent and received by all clients", 24)
 
 
 def test_pointing_at_a_curve_tells_its_numbers(page: Any) -> None:
-    plot = page.driver.find_element(By.CSS_SELECTOR, "#accuracy .nsewdrag")
+    plot = page.driver.find_element(By.CSS_SELECTOR, "#metric .nsewdrag")
     page.run("arguments[0].scrollIntoView({block: 'center'})", plot)
     ActionChains(page.driver).move_to_element(plot).perform()
-    soon(page, "document.querySelector('#accuracy .hoverlayer text')")
-    told = page.run("return document.querySelector('#accuracy .hoverlayer').textContent")
+    soon(page, "document.querySelector('#metric .hoverlayer text')")
+    told = page.run("return document.querySelector('#metric .hoverlayer').textContent")
     assert re.search(r"\d+(\.\d+)? % ± \d", told)
     assert "dkd" in told
 
 
 def test_dragging_zooms_and_a_double_click_goes_back(page: Any) -> None:
     plot, span = (
-        page.driver.find_element(By.CSS_SELECTOR, "#accuracy .nsewdrag"),
-        "document.getElementById('accuracy').layout.xaxis.range",
+        page.driver.find_element(By.CSS_SELECTOR, "#metric .nsewdrag"),
+        "document.getElementById('metric').layout.xaxis.range",
     )
     page.run("arguments[0].scrollIntoView({block: 'center'})", plot)
     whole = page.run(f"return {span}")
@@ -199,12 +199,12 @@ def test_the_page_is_dark_where_people_like_it_dark_or_ask_for_it(page: Any) -> 
     assert seen(page, "body")[2, 2].mean() > 240
     page.look(dark=True)
     soon(page, "document.getElementById('theme').textContent === 'Light'")
-    pixels = seen(page, "#accuracy")
+    pixels = seen(page, "#metric")
     assert np.median(pixels) < 60
     assert near(pixels, "#5aa9ff") > 200  # curves in the colours of the dark
     page.driver.find_element(By.ID, "theme").send_keys(Keys.ENTER)
     soon(page, "document.getElementById('theme').textContent === 'Dark'")
-    assert np.median(seen(page, "#accuracy")) > 240
+    assert np.median(seen(page, "#metric")) > 240
 
 
 @pytest.mark.parametrize("width", [360, 768, 1600])
@@ -227,7 +227,7 @@ def test_on_paper_it_is_light_and_whole_and_the_screen_is_as_before(page: Any) -
         "document.getElementById('theme').textContent === 'Light' &&"
         " !document.documentElement.dataset.theme",
     )
-    soon(page, "document.querySelector('#accuracy .main-svg').getBoundingClientRect().width > 900")
+    soon(page, "document.querySelector('#metric .main-svg').getBoundingClientRect().width > 900")
 
 
 # --- for everybody
@@ -263,7 +263,24 @@ def test_everything_that_can_be_worked_has_a_name_and_can_be_reached_by_keyboard
 
 def test_methods_are_toggled_by_keyboard_too(page: Any) -> None:
     page.driver.find_elements(By.CSS_SELECTOR, "#methods input")[0].send_keys(Keys.SPACE)
-    assert page.run(CURVES.format("accuracy")) == 6
+    assert page.run(CURVES.format("metric")) == 6
+
+
+def test_another_metric_can_be_chosen(chromium: Any, report: Path, tmp_path: Path) -> None:
+    records = find(report.parent)
+    for record in records:
+        for row in record.history:
+            row["test_auc"] = row["test_accuracy"] / 2
+    write(records, tmp_path / "two.html")
+    page = chromium.look().open(tmp_path / "two.html")
+    title = "return document.querySelector('#metric .ytitle').textContent"
+    last = "return document.getElementById('metric').data.at(-1).y.at(-1)"
+    before = page.run(last)
+    assert page.run(title) == "test accuracy in %"
+    page.driver.find_elements(By.CSS_SELECTOR, "#metric-of option")[1].click()
+    assert page.run(title) == "test AUC in %"
+    assert page.run(last) == pytest.approx(before / 2, rel=1e-3)
+    assert page.complaints == []
 
 
 def test_a_page_that_is_watched_keeps_what_was_chosen_when_it_is_loaded_again(
@@ -280,8 +297,8 @@ def test_a_page_that_is_watched_keeps_what_was_chosen_when_it_is_loaded_again(
         serving.shutdown()
         thread.join()
     assert (
-        chromium.run("return document.querySelector('#accuracy .xtitle').textContent")
+        chromium.run("return document.querySelector('#metric .xtitle').textContent")
         == "communications"
     )
-    assert chromium.run(CURVES.format("accuracy")) == 6
+    assert chromium.run(CURVES.format("metric")) == 6
     assert chromium.complaints == []

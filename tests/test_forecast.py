@@ -11,7 +11,7 @@ from feddkd import Experiment
 from feddkd.cli.app import main
 from feddkd.cli.console import clock
 from feddkd.rounds.costs import Costs
-from feddkd.rounds.evaluation import PHASES
+from feddkd.rounds.evaluation import judging
 from feddkd.runs.forecast import TimedExchange, _seconds, forecast
 from feddkd.runs.runner import How, execute
 
@@ -60,7 +60,7 @@ def test_of_the_first_rounds_alone_no_more_is_foretold() -> None:
 
 def test_an_exchange_takes_what_lies_on_the_line_through_two_trials() -> None:
     few, more = (
-        [TimedExchange(PHASES["test"], seconds, steps, Costs())]
+        [TimedExchange(judging("test"), seconds, steps, Costs())]
         for seconds, steps in ((3.0, 2.0), (5.0, 6.0))
     )
     assert _seconds(few, more, 12.0) == pytest.approx(8.0)

@@ -20,13 +20,14 @@ from torch import nn
 
 from feddkd import Experiment, InputError
 from feddkd.models.functional import functional
-from feddkd.reports.curves import accuracy, band, gain, spent
+from feddkd.reports.curves import band, gain, on_test, spent
 from feddkd.reports.heterogeneity import heterogeneity
 from feddkd.reports.html.chart_data import figures
 from feddkd.reports.html.page import html, write
 from feddkd.reports.html.verdicts import ranked, verdicts
 from feddkd.reports.statistics import paired
 from feddkd.rounds.evaluation import Protocol
+from feddkd.rounds.metrics import ACCURACY
 from feddkd.runs.prepare import prepare
 from feddkd.runs.record import Record, find, folder_name
 from feddkd.runs.runner import execute
@@ -149,7 +150,7 @@ def test_a_band_is_mean_and_deviation_as_far_as_all_seeds_have_come(made: Path) 
         Record(group[0].folder, group[0].manifest, group[0].history[:5], group[0].timings),
         *group[1:],
     ]
-    found, x = band(short, accuracy), spent(short)
+    found, x = band(short, on_test(ACCURACY)), spent(short)
     assert found is not None
     values = np.array(
         [[100 * record.history[t]["test_accuracy"] for record in short] for t in range(5)]
@@ -165,13 +166,13 @@ def test_the_gain_of_dkd_is_there_only_where_there_is_dkd_and_has_holes_where_it
 ) -> None:
     records = find(made)
     plain = [record for record in records if record.label == "fedavg(lr=0.3)"]
-    assert band(plain, gain) is None
+    assert band(plain, gain(ACCURACY)) is None
     record = next(record for record in records if "dkd" in record.label)
     rested = [
         {key: v for key, v in record.history[0].items() if key != "average_test_accuracy"},
         *record.history[1:],
     ]
-    found = band([Record(record.folder, record.manifest, rested, record.timings)], gain)
+    found = band([Record(record.folder, record.manifest, rested, record.timings)], gain(ACCURACY))
     assert found is not None
     assert math.isnan(found.mean[0])
     assert found.mean[1:] == pytest.approx(2.0)

@@ -32,7 +32,7 @@ from feddkd.engines.pool.messages import pack
 from feddkd.engines.serial import Serial
 from feddkd.method import Batch, Exchange, Fold, Method
 from feddkd.models.functional import Model
-from feddkd.rounds.evaluation import PHASES, fitting_protocol
+from feddkd.rounds.evaluation import fitting_protocol, judging
 from feddkd.rounds.loop import Row, Run, play
 from feddkd.tensors import Groups
 from small import Pair, federation
@@ -285,10 +285,10 @@ def test_workers_that_have_nothing_to_do_hear_of_memos_all_the_same() -> None:
             if cohort == (0,):
                 engine.restore(0, {0: other})
             found += engine.exchange(
-                Exchange(PHASES["test"]), [Order(0, sent, cohort, ("evaluate",))]
+                Exchange(judging("test")), [Order(0, sent, cohort, ("evaluate",))]
             )
         engine.close()
-        return [reply.collected["tally"]["loss"] for reply in found]
+        return [reply.collected["tally"]["loss.sum"] for reply in found]
 
     ours, theirs = judged(partial(Pool, workers=4)), judged(Serial)
     assert all(map(torch.equal, ours, theirs))
@@ -298,7 +298,7 @@ def test_workers_that_have_nothing_to_do_hear_of_memos_all_the_same() -> None:
 def test_an_evaluation_is_shared_out_batch_by_batch_and_adds_up_to_the_same_bits() -> None:
     model = functional(network())
     params, buffers = model.initial(("init", 0))
-    few = replace(PHASES["test"], reads=replace(PHASES["test"].reads, batch_size=3))
+    few = replace(judging("test"), reads=replace(judging("test").reads, batch_size=3))
     order = Order(0, {"params": params, "buffers": buffers}, (SERVER, 0, 1, 2), ("evaluate",))
     held = [replace(federation(images()), own_test=tuple(np.arange(n) for n in (5, 1, 10, 1)))]
     pool, serial = (
@@ -315,7 +315,7 @@ def test_an_evaluation_is_shared_out_batch_by_batch_and_adds_up_to_the_same_bits
         engine.exchange(Exchange(few), [order])[0].collected["tally"] for engine in (pool, serial)
     )
     pool.close()
-    assert [torch.equal(ours[name], theirs[name]) for name in theirs] == [True] * 3
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

@@ -168,9 +168,9 @@ def test_an_upload_without_noise_makes_epsilon_infinite_and_that_is_said(
                 out=tmp_path,
                 engine="serial",
             )
-    assert [record.getMessage() for record in caplog.records] == [
-        "what clients upload in phase 'local' goes without noise: epsilon is infinite"
-    ]
+    (warning,) = caplog.records
+    assert "phase 'local'" in warning.getMessage()
+    assert "epsilon is infinite" in warning.getMessage()
     page = Console(width=200, record=True, file=sys.stderr)
     page.print(table(find(tmp_path)))
     text = page.export_text()

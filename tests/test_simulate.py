@@ -183,7 +183,7 @@ def state(**changes: Tensor | None) -> Mapping[str, Tensor]:
         ({"rounds": 1.5}, "rounds must be a whole number, not 1.5"),
         ({"cohort": 0}, "cohort must be >= 1"),
         ({"cohort": 0.0}, "cohort must be > 0"),
-        ({"cohort": 4}, "cohort asks for 4 clients, and there are 3"),
+        ({"cohort": 4}, "cohort asks for 4 clients"),
         ({"cohort": "all"}, "cohort must be a whole number or a number, not 'all'"),
         ({"seed": -1}, "seed must be >= 0"),
         ({"seed": "x"}, "seed must be a whole number"),

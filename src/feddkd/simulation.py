@@ -1,4 +1,4 @@
-"""A job on an engine: everything that is simulated, by whoever asks for it, is a `Simulation`."""
+"""A job on an engine. Every part of the package that simulates rounds does so by a `Simulation`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -21,6 +21,7 @@ from feddkd.rounds.availability import Tolerance
 from feddkd.rounds.costs import Costs
 from feddkd.rounds.evaluation import Protocol, confusions
 from feddkd.rounds.loop import PATIENT, Row, Run, cohort_size, play
+from feddkd.rounds.metrics import DEFAULT, Metric
 from feddkd.rounds.privacy import ledger
 from feddkd.tensors import Groups, Tensors, to
 
@@ -28,7 +29,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 class Start(NamedTuple):
-    """What one run of a job starts from."""
+    """The start of one run: its seed, its data and its first weights."""
 
     seed: int
     federation: Federation
@@ -38,7 +39,7 @@ class Start(NamedTuple):
 
 @dataclass(frozen=True)
 class Job:
-    """What to simulate: one method on one network, with one or more runs (seeds) in lock-step."""
+    """One method on one network, with one or more runs (seeds) in lock-step."""
 
     model: Model
     method: Method
@@ -47,28 +48,31 @@ class Job:
     rounds: int = 1
     cohort: int | float = 1.0
     protocol: Protocol = Protocol.GLOBAL
+    metrics: Sequence[Metric] = DEFAULT
     tolerance: Tolerance = PATIENT
     diagnostics: bool = False
-    delta: float | None = None  # of the epsilon that methods with noise report
+    delta: float | None = None  # goes with the epsilon that methods with noise report
 
     @property
     def clients(self) -> int:
+        """The number of clients, K."""
         return len(self.starts[0].federation.train)
 
     @property
     def cohort_size(self) -> int:
+        """The number of clients in a cohort, m; raises an InputError if there are too few."""
         return cohort_size(self.cohort, self.clients, self.tolerance.min_clients)
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a run needs to continue after a round."""
+    """The state of a run after a round, enough to continue from it."""
 
     round: int
     state: Groups
     costs: Costs
     memos: Mapping[int, Groups]  # client -> memo
-    # what the engine chose by timing, so that it chooses the same again
+    # the engine's choices by timing, so that it chooses the same again
     engine: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -117,11 +121,10 @@ class Simulation:
         self.engine.close()
 
     def _check(self) -> None:
-        if not self.engine.remote and not all(
-            size for federation in self.begun.federations for size in federation.sizes
-        ):
+        sizes = [size for federation in self.begun.federations for size in federation.sizes]
+        if not self.engine.remote and not all(sizes):
             raise InputError(
-                "there are clients without examples; those that bring their own do so on Flower:"
+                "there are clients without examples; only on Flower can they bring their own:"
                 " feddkd flower server"
             )
 
@@ -132,10 +135,10 @@ class Simulation:
             self.engine.adopt(snapshot.engine)
 
     def rounds(self) -> Iterator[dict[int, Row]]:
-        """Return an iterator over the remaining rounds. It yields the rows of a round, one for each
-        run that could go on.
+        """Return an iterator over the remaining rounds. It yields the rows of a round by run.
 
-        A run that could not go on keeps its `error`. The iterator ends early when no run is left.
+        A run that fails keeps its `error` and has no more rows. The iterator ends early when no run
+        is left.
         """
         method = self.job.method.fitted(self.model)
         privacy = ledger(
@@ -144,7 +147,7 @@ class Simulation:
         return self._rows(privacy)
 
     def _rows(self, privacy: Iterator[dict[str, float]]) -> Iterator[dict[int, Row]]:
-        with suppress(RunError):  # no run could go on; each keeps its error
+        with suppress(RunError):  # all runs have failed; each keeps its error
             for rows in self.play(self.job.method, self.round + 1, self.job.rounds):
                 spent = next(privacy)
                 yield {
@@ -152,8 +155,8 @@ class Simulation:
                 }
 
     def play(self, method: Method, first: int, last: int) -> Iterator[list[Row]]:
-        """Yield the rows of the rounds `first` to `last` of a method; raise the run's error if no
-        run can go on.
+        """Yield the rows of the rounds `first` to `last` of a method; raise the first error if all
+        runs fail.
         """
         job = self.job
         for rows in play(
@@ -164,6 +167,8 @@ class Simulation:
             cohort=job.cohort_size,
             last=last,
             protocol=job.protocol,
+            metrics=job.metrics,
+            outputs=self.begun.outputs,
             diagnostics=job.diagnostics,
             first=first,
             tolerance=job.tolerance,
@@ -178,11 +183,11 @@ class Simulation:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the engine has to say about itself, for the record."""
+        """The engine's name and the choices it has made, for the record."""
         return {"name": type(self.engine).__name__.lower(), **self.engine.facts()}
 
     def snapshots(self) -> dict[int, Snapshot]:
-        """Return a snapshot of each run that goes on, as it is after the last round."""
+        """Return a snapshot of each run without an error, after the last round that was played."""
         facts = self.engine.facts()
         return {
             run.index: Snapshot(
@@ -192,21 +197,19 @@ class Simulation:
         }
 
     def confusions(self) -> dict[int, list[list[int]]]:
-        """Return the confusion matrix of each run's model: how many test examples of a class (row)
-        got which class (column).
+        """Return the confusion matrix of each run's model: the numbers of test examples by label
+        (row) and prediction (column).
         """
-        states, classes = (
-            [(run.index, run.state) for run in self.going],
-            self.begun.federations[0].classes,
-        )
-        found = confusions(self._quiet_engine(), states, self.job.protocol, classes)
-        return dict(zip((run.index for run in self.going), found, strict=True))
+        states = [(run.index, run.state) for run in self.going]
+        classes = self.begun.federations[0].classes
+        matrices = confusions(self._quiet_engine(), states, self.job.protocol, classes)
+        return {run: matrix for (run, _), matrix in zip(states, matrices, strict=True)}
 
     def _quiet_engine(self) -> Engine:
-        """Return an engine for one more exchange: the serial one, since for one exchange nothing is
-        worth compiling.
+        """Return an engine for one more exchange: the serial one, since compiling does not pay for
+        one exchange.
         """
-        if self.engine.remote:  # what its clients hold is not here
+        if self.engine.remote:  # the clients' memos are in other processes
             return self.engine
         plain = Serial(self.model, self.begun.federations, self.begun.memos, self.job.dtype)
         for run in self.going:
@@ -217,10 +220,11 @@ class Simulation:
 class Begun(NamedTuple):
     """A job before its first round, on a device."""
 
-    model: Model  # proven to compute what the network computes
+    model: Model  # compared with the network: both compute the same
     federations: list[Federation]
     runs: list[Run]
-    memos: list[Groups]  # what the clients of each run start with
+    memos: list[Groups]  # the first memo of the clients, for each run
+    outputs: int  # the number of logits of an example
 
 
 def begin(job: Job, device: torch.device) -> Begun:
@@ -233,9 +237,8 @@ def begin(job: Job, device: torch.device) -> Begun:
     for index, (start, federation) in enumerate(zip(job.starts, federations, strict=True)):
         params, buffers = (to(group, device, job.dtype) for group in (start.params, start.buffers))
         if index == 0:
-            model = prove(
-                model, params, buffers, federation.transform(_few(federation.x), job.dtype)
-            )
+            tried = federation.transform(_few(federation.x), job.dtype)
+            model = prove(model, params, buffers, tried)
         outputs = _check_fit(model, params, buffers, federation, job.dtype)
         _check_public(job.method, federation)
         world = World(
@@ -248,12 +251,12 @@ def begin(job: Job, device: torch.device) -> Begun:
         state, memo = job.method.start(model, params, buffers, world)
         runs.append(Run(index, start.seed, state, has_validation=len(federation.validation) > 0))
         memos.append(memo)
-    return Begun(model, federations, runs, memos)
+    return Begun(model, federations, runs, memos, outputs)
 
 
 def _few(x: Tensor) -> Tensor:
-    """Return the examples to try a network on; of tokens those with the least and the largest,
-    which it may not know.
+    """Return a few examples to try a network on. Of tokens these contain the smallest and the
+    largest, which the network may not know.
     """
     if x.dtype != torch.int64:
         return x[:FEW]
@@ -263,8 +266,8 @@ def _few(x: Tensor) -> Tensor:
 def _check_fit(
     model: Model, params: Tensors, buffers: Tensors, federation: Federation, dtype: torch.dtype
 ) -> int:
-    """Return how many outputs the network has for an example, one for every label at least; only a
-    call can tell.
+    """Return the number of logits that the network returns for an example; raise InputError if they
+    are fewer than the labels. Only a call of the network shows the number.
     """
     x = federation.transform(federation.x[:FEW], dtype)
     with torch.no_grad():
@@ -281,6 +284,6 @@ def _check_public(method: Method, federation: Federation) -> None:
     reading = [phase for phase in method.phases if "public" in phase.reads.source]
     if reading and not len(federation.public):
         raise InputError(
-            f"{method} reads public data, and there is none: set a part aside by public = 0.05,"
-            " say, or give public=..."
+            f"{method} reads public data, and there is none: set a part of the training set aside,"
+            " as in public = 0.05, or give public=..."
         )

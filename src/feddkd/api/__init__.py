@@ -1,1 +1,1 @@
-"""What users call from Python."""
+"""The functions for users of Python: `simulate`, `run` and `load`, and the values they return."""

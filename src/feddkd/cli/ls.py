@@ -1,4 +1,4 @@
-"""feddkd ls: runs at a glance."""
+"""feddkd ls: the runs under a folder, one line for each run."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -11,8 +11,8 @@ from rich.table import Table
 
 from feddkd.cli.console import AsJson, console
 from feddkd.errors import InputError, choices
-from feddkd.experiment import KEYS
 from feddkd.reports.tables import method_names
+from feddkd.rounds.metrics import METRICS, headline
 from feddkd.runs.record import Record, find
 from feddkd.runs.summary import summarise
 
@@ -27,23 +27,25 @@ def listing(
         list[str] | None,
         typer.Option(
             metavar="KEY=TEXT",
-            help="Only runs whose key holds the text, as in method=dkd, seed=0, state=running.",
+            help="Only runs whose key contains the text, as in method=dkd, seed=0, state=running.",
         ),
     ] = None,
     sort: Annotated[
-        str, typer.Option(metavar="COLUMN", help="By what; numbers from the highest down.")
+        str,
+        typer.Option(
+            metavar="COLUMN", help="The column to sort by; numbers start with the highest."
+        ),
     ] = "run",
     as_json: AsJson = False,
 ) -> None:
-    """The runs under a folder, one line each: method, data, seed, rounds done, test accuracy in %
-    at best and last, time.
+    """List the runs under a folder, one line for each run: method, data, seed, rounds played, best
+    and last test accuracy in %, and time.
     """
     if sort not in COLUMNS:
         raise InputError(f"runs cannot be sorted by {sort!r}; there are: {choices(COLUMNS)}")
     found = find(folder, begun=True)
-    kept = [
-        record for record in found if all(test(record) for test in map(_condition, where or ()))
-    ]
+    conditions = [_condition(text, found) for text in where or ()]
+    kept = [record for record in found if all(holds(record) for holds in conditions)]
     entries = sorted((_entry(record) for record in kept), key=lambda entry: _rank(entry[sort]))
     console(stderr=as_json).print(_table(entries), f"{len(kept)} of {len(found)} runs")
     if as_json:
@@ -51,7 +53,8 @@ def listing(
 
 
 def _entry(record: Record) -> Entry:
-    manifest, known = record.manifest, summarise(record.history) if record.history else {}
+    manifest, numbers = record.manifest, summarise(record.history) if record.history else {}
+    metric = headline(record.history or [{}])
     return {
         "run": record.folder.name,
         "method": manifest["experiment"].get("name") or method_names(record),
@@ -60,8 +63,9 @@ def _entry(record: Record) -> Entry:
         "rounds": len(record.history),
         "of": manifest["canonical"]["rounds"],
         "state": _state(record),
-        "best": known.get("test_accuracy"),
-        "last": known.get("final_test_accuracy"),
+        "metric": metric.name,
+        "best": numbers.get(metric.test_key),
+        "last": numbers.get(f"final_{metric.test_key}"),
         "seconds": round(record.seconds, 1),
         "started": manifest.get("started", ""),
         "folder": str(record.folder),
@@ -70,21 +74,26 @@ def _entry(record: Record) -> Entry:
 
 
 def _state(record: Record) -> str:
-    """`running`: somebody writes there, or was killed while writing. `ended`: it could not go on."""
+    """Return the state of a run.
+
+    running: a process writes there, or was killed while it did; ended: it could not go on;
+    stopped: `on_round` ended it; halted: it can be continued.
+    """
     if record.finished:
         return "finished"
     if (record.folder / "lock").exists():
         return "running"
-    return "ended" if "ended" in record.manifest else "halted"
+    for state in ("ended", "stopped"):
+        if state in record.manifest:
+            return state
+    return "halted"
 
 
-def _condition(text: str) -> Callable[[Record], bool]:
+def _condition(text: str, records: Sequence[Record]) -> Callable[[Record], bool]:
+    """Return the test of a record that a text KEY=TEXT stands for."""
     key, equals, wanted = text.partition("=")
-    if not equals or key not in (*KEYS, "state", "run"):
-        raise InputError(
-            f"a condition is written KEY=TEXT, not {text!r}; keys are:"
-            f" {choices((*KEYS, 'state', 'run'))}"
-        )
+    if not equals or not _is_key(key, records):
+        raise InputError(f"a condition is written KEY=TEXT, not {text!r}; keys are: {_keys()}")
 
     def holds(record: Record) -> bool:
         if key in ("state", "run"):
@@ -95,8 +104,24 @@ def _condition(text: str) -> Callable[[Record], bool]:
     return holds
 
 
+def _is_key(key: str, records: Sequence[Record]) -> bool:
+    if key in ("state", "run"):
+        return True
+    if any(key in record.manifest["experiment"] for record in records):
+        return True
+    from feddkd.experiment import KEYS  # loads torch
+
+    return key in KEYS
+
+
+def _keys() -> str:
+    from feddkd.experiment import KEYS
+
+    return choices((*KEYS, "state", "run"))
+
+
 def _rank(value: Any) -> tuple[int, Any]:
-    """Texts in order, numbers from the highest down, what is not known last."""
+    """Return a sort key: texts in order, numbers from the highest down, unknown values last."""
     return (1, "") if value is None else (0, value if isinstance(value, str) else -value)
 
 
@@ -109,8 +134,10 @@ def _table(entries: Sequence[Entry]) -> Table:
             justify="right" if column in ("seed", "rounds", "best", "last", "seconds") else "left",
         )
     for entry in entries:
+        metric, values = METRICS[entry["metric"]], (entry["best"], entry["last"])
         shares = [
-            "-" if entry[name] is None else f"{100 * entry[name]:.2f}" for name in ("best", "last")
+            "-" if value is None else f"{metric.scale * value:.{metric.digits}f}"
+            for value in values
         ]
         rounds = f"{entry['rounds']}/{entry['of']}"
         facts = (entry["run"], entry["method"], entry["data"], str(entry["seed"]), rounds)

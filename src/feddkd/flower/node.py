@@ -40,7 +40,9 @@ from feddkd.flower.wire import FIRST, NOTHING, NodeMemory, WireError, pack, unpa
 from feddkd.method import Phase
 from feddkd.models.functional import Model
 from feddkd.randomness import Key
-from feddkd.rounds import diagnostics, evaluation
+from feddkd.rounds import diagnostics
+from feddkd.rounds.evaluation import find_phase
+from feddkd.rounds.metrics import find_metrics
 from feddkd.runs.prepare import network, prepare
 from feddkd.simulation import DTYPES, Job, Start, begin
 from feddkd.tensors import Groups
@@ -125,14 +127,13 @@ class NodeExperiment:
     model: Model
     federation: Federation
     first: Groups  # the tensors that every client starts with
+    outputs: int  # the number of logits of an example
 
     def phase(self, key: Key, name: str) -> Phase:
         """Return the phase of the exchange with this key."""
         if purpose_of(key) == "evaluate":
-            return next(
-                (phase for phase in evaluation.PHASES.values() if phase.name == name),
-                evaluation.counting(self.federation.classes),
-            )
+            metrics = find_metrics(self.experiment.metrics)
+            return find_phase(name, metrics, self.outputs, self.federation.classes)
         if purpose_of(key) == "diagnose":
             return diagnostics.PHASE
         _, round, index, step = (int(part) for part in key)
@@ -178,13 +179,15 @@ class NodeExperiment:
 @functools.lru_cache(maxsize=1)
 def _open(config: NodeConfig, experiment_text: str, facts_text: str) -> NodeExperiment:
     experiment = Experiment(**json.loads(experiment_text))
+    if experiment.runs_a_file:  # a server must not choose which of the node's files is run
+        raise InputError("an experiment that names a Python file does not run on Flower nodes")
     facts = FederationFacts.read(json.loads(facts_text))
     federation = config.federation(experiment, facts)
     model = network(experiment, federation.shape, facts.classes)
     start = Start(experiment.seed, federation, *model.start())
     job = Job(model, experiment.parsed_method, [start], dtype=DTYPES[experiment.dtype])
     begun = begin(job, federation.x.device)
-    return NodeExperiment(experiment, begun.model, federation, begun.memos[0])
+    return NodeExperiment(experiment, begun.model, federation, begun.memos[0], begun.outputs)
 
 
 def open_experiment(config: NodeConfig, request: NodeRequest) -> NodeExperiment:

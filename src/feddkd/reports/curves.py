@@ -1,20 +1,21 @@
-"""Records -> curves:
-
-the mean over seeds round by round, one deviation to either side, against what has been spent so
-far.
+"""Records -> curves: the mean over seeds after each round with one deviation to either side,
+against the costs so far.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from feddkd.rounds.loop import Row
+from feddkd.rounds.metrics import Metric
 from feddkd.runs.record import Record
 
-Quantity = Callable[[Row], float | None]
+if TYPE_CHECKING:  # curves of records need no torch
+    from feddkd.rounds.loop import Row
+
+Quantity = Callable[["Row"], float | None]
 Numbers = npt.NDArray[np.float64]
 AXES = {  # what a curve can be drawn against
     "round": "rounds",
@@ -23,32 +24,32 @@ AXES = {  # what a curve can be drawn against
     "megabytes": "MB sent and received by all clients",
     "seconds": "seconds of wall time",
 }
-SPENT: Mapping[str, Callable[[Row], float]] = {
+COSTS: Mapping[str, Quantity] = {
     "megabytes": lambda row: (row["bytes_up"] + row["bytes_down"]) / 1e6,
-    **{key: lambda row, key=key: row[key] for key in ("round", "communications", "local_steps")},  # type: ignore[misc]
+    "round": lambda row: row["round"],
+    "communications": lambda row: row["communications"],
+    "local_steps": lambda row: row["local_steps"],
 }
 
 
 class Band(NamedTuple):
-    """A quantity in the course of the rounds, as far as all seeds have come."""
+    """A quantity after each round that all seeds have played."""
 
     mean: Numbers
     std: Numbers  # population standard deviation
 
 
 def band(group: Sequence[Record], quantity: Quantity) -> Band | None:
-    """None where it was never recorded; NaN in a round where it was not, or was not finite (null in
-    the record).
+    """Return the band of a quantity over seeds; None if no row has it. It is NaN in a round where a
+    row lacks it or holds null.
     """
     rounds = min(len(record.history) for record in group)
-    found = np.array(
-        [[_value(quantity, row) for row in record.history[:rounds]] for record in group],
-        dtype=np.float64,
-    )
-    return None if np.isnan(found).all() else Band(found.mean(0), found.std(0))
+    values = [[_value(quantity, row) for row in record.history[:rounds]] for record in group]
+    numbers = np.array(values, dtype=np.float64)
+    return None if np.isnan(numbers).all() else Band(numbers.mean(0), numbers.std(0))
 
 
-def _value(quantity: Quantity, row: Row) -> float | None:
+def _value(quantity: Quantity, row: "Row") -> float | None:
     try:
         return quantity(row)
     except KeyError:
@@ -56,29 +57,40 @@ def _value(quantity: Quantity, row: Row) -> float | None:
 
 
 def spent(group: Sequence[Record]) -> dict[str, Numbers]:
-    """Axis -> what the seeds had spent after each round, on average.
-
-    Seconds only where every round was timed.
+    """Return the mean costs of the seeds after each round, by axis; seconds only if every round was
+    timed.
     """
-    bands = {axis: band(group, amount) for axis, amount in SPENT.items()}
-    found = {axis: bands[axis].mean for axis in AXES if axis in bands}  # type: ignore[union-attr]
     rounds = min(len(record.history) for record in group)
+    costs = {}
+    for axis in AXES:
+        found = band(group, COSTS[axis]) if axis in COSTS else None
+        if found is not None:
+            costs[axis] = found.mean
     if all(len(record.timings) >= rounds for record in group):
-        found["seconds"] = np.mean(
-            [list(accumulate(record.timings[:rounds])) for record in group], axis=0
-        )
-    return found
+        times = [list(accumulate(record.timings[:rounds])) for record in group]
+        costs["seconds"] = np.mean(times, axis=0)
+    return costs
 
 
-def accuracy(row: Row) -> float:
-    return 100 * float(row["test_accuracy"])
+def on_test(metric: Metric) -> Quantity:
+    """Return the quantity "value on the test set", in its unit."""
+    return lambda row: _scaled(metric, row[metric.test_key])
 
 
-def gain(row: Row) -> float:
-    """What the phases after the plain average added, in points."""
-    return 100 * float(row["test_accuracy"] - row["average_test_accuracy"])
+def gain(metric: Metric) -> Quantity:
+    """Return the quantity "value after DKD less that of the plain average", in its unit."""
+
+    def difference(row: "Row") -> float | None:
+        after, before = row[metric.test_key], row[metric.average_key]
+        return None if after is None or before is None else _scaled(metric, after - before)
+
+    return difference
+
+
+def _scaled(metric: Metric, value: float | None) -> float | None:
+    return None if value is None else metric.scale * float(value)
 
 
 def theory(name: str) -> Quantity:
-    """A quantity of the paper's theory, where the run logs them."""
+    """Return a quantity of the paper's theory, which rows hold if the run logs diagnostics."""
     return lambda row: row["diagnostics"][name]

@@ -1,6 +1,7 @@
-"""Records -> figures and tables for a paper, all in one style:
+"""Records -> figures and tables for a paper.
 
-as wide as a column, in PDF, SVG and PNG; LaTeX and Markdown.
+All figures have one style and the width of a column; they are written as PDF, SVG and PNG, the
+table as LaTeX and Markdown.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +12,8 @@ from feddkd.errors import InputError
 from feddkd.reports import curves
 from feddkd.reports.curves import Quantity
 from feddkd.reports.formats import GRIDS
-from feddkd.reports.tables import confused, families, grid, labels, target_of
+from feddkd.reports.tables import confused, families, grid, headline_of, labels, target_of
+from feddkd.rounds.metrics import shown_in
 from feddkd.runs.record import Counts, Record
 
 COLUMN = 3.3  # inches
@@ -45,106 +47,133 @@ STYLE: Any = {
     "grid.alpha": 0.25,
     "grid.linewidth": 0.5,
     "savefig.dpi": 300,
-    # fonts embedded as such, so that text can be searched and publishers are content
-    "pdf.fonttype": 42,
-    "svg.fonttype": "path",  # drawn, so that no font is missing
-    "svg.hashsalt": "feddkd",  # the same figure, the same bytes
+    "pdf.fonttype": 42,  # fonts are embedded as fonts: text can be searched, publishers accept it
+    "svg.fonttype": "path",  # text is drawn as outlines, so that no font is missing
+    "svg.hashsalt": "feddkd",  # the same figure has the same bytes
     "text.parse_math": False,  # a name may hold a dollar sign
 }
-Plate = Callable[[Any, Any], None]  # draws into a matplotlib figure and its axes
+Draw = Callable[[Any, Any], None]  # draws into a matplotlib figure and its axes
 
 
 def plates(records: Sequence[Record], folder: Path) -> list[Path]:
-    """Write every figure there is something to draw for, and the table; returns the files."""
+    """Write every figure that the records have data for, and the table; return the files."""
     import matplotlib
 
     matplotlib.use("Agg")
     from cycler import cycler
     from matplotlib import pyplot
 
-    written = []
+    written: list[Path] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with pyplot.rc_context({**STYLE, "axes.prop_cycle": cycler(color=COLOURS)}):
-            for name, plate in _every(records):
+            for name, draw in _figures(records):
                 figure, axes = pyplot.subplots()
-                plate(figure, axes)
-                written += [folder / f"{name}.{ending}" for ending in FORMATS]
-                for path in written[-len(FORMATS) :]:
-                    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+                draw(figure, axes)
+                written += _save(figure, folder / name)
                 pyplot.close(figure)
-        for ending, write in GRIDS.items():
-            written.append(folder / f"table.{ending}")
-            written[-1].write_text(write(*grid(records)) + "\n", encoding="utf-8")
+        for suffix, write in GRIDS.items():
+            path = folder / f"table.{suffix}"
+            path.write_text(write(*grid(records)) + "\n", encoding="utf-8")
+            written.append(path)
     except OSError as error:
         raise InputError(f"cannot write figures to {folder}: {error.strerror}") from None
     return written
 
 
-def _every(records: Sequence[Record]) -> Iterator[tuple[str, Plate]]:
+def _save(figure: Any, base: Path) -> list[Path]:
+    """Write a figure in every format; return the files."""
+    paths = [base.with_name(f"{base.name}.{suffix}") for suffix in FORMATS]
+    for path in paths:
+        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    return paths
+
+
+def _figures(records: Sequence[Record]) -> Iterator[tuple[str, Draw]]:
+    """Yield names of files and the functions that draw them."""
     groups = families(records)
     named = dict(zip(labels(groups), groups, strict=True))
-    for axis, title in curves.AXES.items():
-        if all(axis in curves.spent(group) for group in groups):
-            guide = target_of(records)
-            yield (
-                f"accuracy-{axis.replace('_', '-')}",
-                _curves(named, axis, title, "test accuracy in %", curves.accuracy, guide),
-            )
-    for name, (quantity, title) in {
-        "gain": (curves.gain, "gain of DKD in points"),
+    yield from _metric_figures(records, named)
+    first = headline_of(records)
+    difference = f"gain of DKD in{first.difference_unit or f' {first.title}'}"
+    quantities: dict[str, tuple[Quantity, str]] = {
+        "gain": (curves.gain(first), difference),
         "l2": (curves.theory("L2"), "L2' after DKD, nats"),
         "bound": (curves.theory("bound"), "L1' + L2' after DKD, nats"),
-    }.items():
-        some = {
-            label: group
-            for label, group in named.items()
-            if curves.band(group, quantity) is not None
-        }
+    }
+    for name, (quantity, title) in quantities.items():
+        some = _with(named, quantity)
         if some:
             yield name, _curves(some, "round", "rounds", title, quantity)
-    held = next((record.partition for record in records if record.partition is not None), None)
-    if held is not None:
-        yield "partition", _squares(held, "class", "client", "training examples")
+    for record in records:
+        if record.partition is not None:
+            yield "partition", _squares(record.partition, "class", "client", "training examples")
+            break
     for number, (label, group) in enumerate(named.items()):
-        if (found := confused(group)) is not None:
-            yield (
-                f"confusion-{number}",
-                _squares(found, "taken for", "class", f"test examples, {label}"),
-            )
+        matrix = confused(group)
+        if matrix is not None:
+            title = f"test examples, {label}"
+            yield f"confusion-{number}", _squares(matrix, "predicted class", "class", title)
+
+
+def _metric_figures(
+    records: Sequence[Record], named: dict[str, list[Record]]
+) -> Iterator[tuple[str, Draw]]:
+    """Yield the curves of each metric against each cost that all records have."""
+    first, target = headline_of(records), target_of(records)
+    metrics = dict.fromkeys(metric for record in records for metric in shown_in(record.history[0]))
+    costs = [curves.spent(group) for group in named.values()]
+    for metric in metrics:
+        quantity = curves.on_test(metric)
+        some = _with(named, quantity)
+        guide = metric.scale * target if target is not None and metric == first else None
+        for axis, title in curves.AXES.items():
+            if some and all(axis in each for each in costs):
+                name = f"{metric.name}-{axis}".replace("_", "-")
+                yield name, _curves(some, axis, title, metric.heading, quantity, guide)
+
+
+def _with(named: dict[str, list[Record]], quantity: Quantity) -> dict[str, list[Record]]:
+    """Return the families that have a quantity."""
+    return {
+        label: group for label, group in named.items() if curves.band(group, quantity) is not None
+    }
 
 
 def _curves(
     named: dict[str, list[Record]],
     axis: str,
-    across: str,
-    up: str,
+    x_title: str,
+    y_title: str,
     quantity: Quantity,
     guide: float | None = None,
-) -> Plate:
-    def plate(figure: Any, axes: Any) -> None:
+) -> Draw:
+    """Return a function that draws one curve for each family, and a dotted line at `guide`."""
+
+    def draw(figure: Any, axes: Any) -> None:
         for label, group in named.items():
             band, x = curves.band(group, quantity), curves.spent(group)[axis]
             if band is not None:
+                low, high = band.mean - band.std, band.mean + band.std
                 axes.plot(x, band.mean, label=label)
-                axes.fill_between(
-                    x, band.mean - band.std, band.mean + band.std, alpha=0.18, linewidth=0
-                )
+                axes.fill_between(x, low, high, alpha=0.18, linewidth=0)
         if guide is not None:
-            axes.axhline(100 * guide, color="0.35", linestyle=":", linewidth=0.8)
-        axes.set(xlabel=across, ylabel=up)
+            axes.axhline(guide, color="0.35", linestyle=":", linewidth=0.8)
+        axes.set(xlabel=x_title, ylabel=y_title)
         figure.legend(loc="outside upper center", ncols=3 if max(map(len, named)) < 14 else 1)
 
-    return plate
+    return draw
 
 
-def _squares(table: Counts, across: str, up: str, what: str) -> Plate:
-    def plate(figure: Any, axes: Any) -> None:
-        picture = axes.imshow(table.counts, cmap="Blues", aspect="auto", interpolation="nearest")
-        figure.colorbar(picture, label=what)
+def _squares(table: Counts, x_title: str, y_title: str, title: str) -> Draw:
+    """Return a function that draws a table of numbers as colours."""
+
+    def draw(figure: Any, axes: Any) -> None:
+        image = axes.imshow(table.counts, cmap="Blues", aspect="auto", interpolation="nearest")
+        figure.colorbar(image, label=title)
         axes.grid(visible=False)
-        axes.set(xlabel=across, ylabel=up)
-        step = -(-len(table.classes) // 16)  # so that names do not run into each other
+        axes.set(xlabel=x_title, ylabel=y_title)
+        step = -(-len(table.classes) // 16)  # so that names do not overlap
         axes.set_xticks(range(0, len(table.classes), step), table.classes[::step])
 
-    return plate
+    return draw

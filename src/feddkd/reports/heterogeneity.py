@@ -1,4 +1,4 @@
-"""How much clients differ, told from how many examples of each class each of them holds."""
+"""Differences between clients, computed from their numbers of examples of each class."""
 
 from collections.abc import Sequence
 
@@ -6,9 +6,11 @@ import numpy as np
 
 
 def heterogeneity(counts: Sequence[Sequence[int]]) -> dict[str, float]:
-    """Figures by name. Distances are those between a client's distribution of classes and that of
-    all examples, in the mean over clients: 0 where all clients are alike, and 1 at most.
-    Jensen-Shannon is the divergence, in bits.
+    """Return measures of heterogeneity by name; `counts` has a row for each client.
+
+    The distances are those between a client's distribution of classes and the distribution of all
+    examples, mean over clients: 0 if all clients are alike, 1 at most. Jensen-Shannon is the
+    divergence, in bits.
     """
     from scipy.spatial.distance import jensenshannon
 

@@ -1,4 +1,4 @@
-"""What a run has cost so far: communications, local steps, bytes.
+"""Costs of a run so far: communications, local steps, bytes.
 
 A communication is one exchange (FedDKD makes 1 + J a round). Local steps are counted as in the
 paper, for the average active client: E ceil(n_k / B) + J a round. Bytes are those of the named
@@ -15,6 +15,8 @@ from feddkd.tensors import bytes_of
 
 @dataclass(frozen=True)
 class Costs:
+    """The costs of a run so far."""
+
     communications: int = 0
     local_steps: float = 0.0
     bytes_up: int = 0
@@ -28,9 +30,10 @@ class Costs:
         sizes: Sequence[int],
         active: int,
     ) -> "Costs":
-        """The costs with one more exchange of a run added, however many orders it went out in.
-        `sizes` are the numbers of examples that those who answered read from; `active` counts the
-        clients still in the round, asked or not.
+        """Return the costs after one more exchange, which may consist of several orders.
+
+        `sizes` are the numbers of examples of the clients that answered. `active` is the number of
+        clients that are still in the round.
         """
         return Costs(
             self.communications + 1,
@@ -41,13 +44,12 @@ class Costs:
 
 
 def _uploaded(phase: Phase, reply: Reply) -> int:
-    """A mean has the shape of one upload; what is stacked holds them all."""
-    weights = {
+    """Return the bytes of all uploads; a mean has the shape of one upload, a stack holds all."""
+    copies = {
         group: 1 if rule is Collect.EVERY else len(reply.clients)
         for group, rule in phase.collect.items()
     }
-    # else it was counted just now
-    weights |= {name: 1 for name, group in phase.every.items() if group not in phase.collect}
-    return sum(
-        weight * bytes_of({group: reply.collected[group]}) for group, weight in weights.items()
-    )
+    for name, group in phase.every.items():
+        if group not in phase.collect:  # or else it is counted already
+            copies[name] = 1
+    return sum(n * bytes_of({group: reply.collected[group]}) for group, n in copies.items())

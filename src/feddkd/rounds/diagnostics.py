@@ -1,15 +1,17 @@
-"""The quantities of the paper's theory, measured on the training examples of a round's clients when
-the round has ended.
+"""The quantities of the paper's theory, measured on the training examples of a round's clients at
+the end of the round.
 
-    L1' = 1/m sum_k E_{D_k} KL(y || f(w_k))        the clients' models against the labels
-    L2' = 1/m sum_k E_{D_k} KL(f(w_k) || f(w))     the clients' models against the shared one, before DKD and after it
+    L1' = 1/m sum_k E_{D_k} KL(y || f(w_k))
+          between the labels and the clients' models
+    L2' = 1/m sum_k E_{D_k} KL(f(w_k) || f(w))
+          between the clients' models and the shared one, before DKD and after it
 
 Proposition 1 bounds the squared total variation distance between labels and shared model by L1' +
-L2'. Like evaluation this is an exchange, so nothing but sums leaves a client; it costs the clients
-a pass over their data and is no part of a run's costs.
+L2'. Like evaluation this is an exchange, so only sums leave a client. The clients read their data
+once more; this is not counted in a run's costs.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -39,25 +41,20 @@ def diagnose(
     cohorts: Sequence[tuple[int, ...]],
     retain: frozenset[str] | None,
 ) -> list[dict[str, Any]]:
-    """For each (run, state at the end, state before DKD) and the clients that took part: the
-    quantities by name.
+    """Return the quantities by name for each (run, state at the end, state before DKD) and the
+    clients that took part.
 
-    Clients must still hold their models (memo group "model"); afterwards they keep what `retain`
-    names.
+    Clients must still hold their models (memo group "model"). Afterwards they keep the groups in
+    `retain`.
     """
-    orders = [
-        Order(
-            run,
-            {
-                **{name: end[name] for name in ("params", "buffers", "start")},
-                "average": before["params"],
-                "average_buffers": before["buffers"],
-            },
-            cohort,
-            ("diagnose",),
-        )
-        for (run, end, before), cohort in zip(states, cohorts, strict=True)
-    ]
+    orders = []
+    for (run, end, before), cohort in zip(states, cohorts, strict=True):
+        sent = {
+            **{name: end[name] for name in ("params", "buffers", "start")},
+            "average": before["params"],
+            "average_buffers": before["buffers"],
+        }
+        orders.append(Order(run, sent, cohort, ("diagnose",)))
     replies = engine.exchange(Exchange(PHASE, retain=retain), orders)
     return [
         _summary(reply.collected, end, before)
@@ -66,6 +63,7 @@ def diagnose(
 
 
 def _summary(collected: Groups, end: Groups, before: Groups) -> dict[str, Any]:
+    """Return the quantities of one run, from sums that are stacked over clients."""
     tally = {name: tensor.double().cpu() for name, tensor in collected["tally"].items()}
     each = {name: (tally[name] / tally["examples"]).tolist() for name in TALLIES[1:]}
     mean = {name: sum(values) / len(values) for name, values in each.items()}
@@ -97,46 +95,42 @@ def _start(model: Model, sent: Groups, memo: Groups) -> Groups:
     params, buffers = own_model(model, sent, memo)
     before = own_model(model, {"params": sent["average"], "buffers": sent["average_buffers"]}, memo)
     zero = torch.zeros((), dtype=torch.float64, device=next(iter(params.values())).device)
-    tally = dict.fromkeys(TALLIES, zero)
     return {
         "params": params,
         "buffers": buffers,
         "average": before[0],
         "average_buffers": before[1],
         "model": memo["model"],
-        "tally": tally,
+        "tally": dict.fromkeys(TALLIES, zero),
     }
 
 
 def _step(model: Model, sent: Groups, carry: Groups, batch: Batch) -> Groups:
     def outputs(params: Tensors, buffers: Tensors) -> Tensor:
-        return log_softmax(
-            model(params, buffers, batch.x, mode="eval", key=batch.key).logits.double(), -1
-        )
+        logits = model(params, buffers, batch.x, mode="eval", key=batch.key).logits
+        return log_softmax(logits.double(), -1)
 
-    own = outputs(only(carry["model"], model.param_names), only(carry["model"], model.buffer_names))
-    shared, average = (
-        outputs(carry["params"], carry["buffers"]),
-        outputs(carry["average"], carry["average_buffers"]),
-    )
+    trained = carry["model"]
+    client = outputs(only(trained, model.param_names), only(trained, model.buffer_names))
+    shared = outputs(carry["params"], carry["buffers"])
+    average = outputs(carry["average"], carry["average_buffers"])
     present = (batch.share > 0).double()
-    found: Mapping[str, Tensor] = {
+    each = {
         "examples": present,
-        "own_loss": cross_entropy(own, batch.y, reduction="none"),
-        "own_correct": (own.argmax(-1) == batch.y).double(),
+        "own_loss": cross_entropy(client, batch.y, reduction="none"),
+        "own_correct": (client.argmax(-1) == batch.y).double(),
         "loss": cross_entropy(shared, batch.y, reduction="none"),
         "correct": (shared.argmax(-1) == batch.y).double(),
-        "divergence": (own.exp() * (own - shared)).sum(-1),
-        "average_divergence": (own.exp() * (own - average)).sum(-1),
+        "divergence": (client.exp() * (client - shared)).sum(-1),
+        "average_divergence": (client.exp() * (client - average)).sum(-1),
     }
-    tally = {name: carry["tally"][name] + (found[name] * present).sum() for name in TALLIES}
+    tally = {name: carry["tally"][name] + (each[name] * present).sum() for name in TALLIES}
     return {**carry, "tally": tally}
 
 
 def _finish(model: Model, sent: Groups, carry: Groups, memo: Groups) -> tuple[Groups, Groups]:
-    update = combine(
-        lambda start, trained: trained - start, sent["start"], only(memo["model"], sent["start"])
-    )
+    trained = only(memo["model"], sent["start"])
+    update = combine(lambda start, end: end - start, sent["start"], trained)
     return {"tally": carry["tally"], "norm": {"update": _norm(update)}}, memo
 
 

@@ -1,13 +1,14 @@
-"""Accuracy and loss by protocol; every number carries the name of its own.
+"""Evaluation: metrics of models on validation and test sets, by a protocol.
 
 Evaluation is an exchange like any other, a fold over a test set, so every engine can do it and
 private tensors need not leave their client. The server takes part as one more client that holds the
 validation and test sets.
 """
 
+import math
 from collections.abc import Sequence
 from enum import Enum
-from functools import partial
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import torch
@@ -19,15 +20,15 @@ from feddkd.data.federation import SERVER
 from feddkd.engines.interface import Engine, Order
 from feddkd.errors import ClientError, InputError, choices
 from feddkd.method import Batch, Collect, Exchange, Fold, Method, Phase, own_model
-from feddkd.methods.losses import cross_entropy
 from feddkd.models.functional import Model
+from feddkd.rounds.metrics import DEFAULT, LOSS, Metric
 from feddkd.tensors import Groups, Tensors
 
-TALLIES = ("correct", "loss", "count")
+Shapes = dict[str, tuple[int, ...]]  # sum -> its shape
 
 
 class Protocol(Enum):
-    """Whose model is judged on which examples, and how that becomes one number."""
+    """The models that are judged, their examples, and the way to one number."""
 
     GLOBAL = "the global model on the whole test set"
     CLIENT_MEAN = (
@@ -38,14 +39,16 @@ class Protocol(Enum):
 
 
 class Measured(NamedTuple):
-    accuracy: float
-    loss: float
-    client_accuracy: list[float] | None  # client by client, where clients were asked
+    """The metrics of one run's model on one set."""
+
+    values: dict[str, float]  # metric -> value; NaN where it is not defined
+    by_client: dict[str, list[float]]  # metric -> values; empty if the global model is judged
+    is_finite: bool  # the loss is
 
 
 def fitting_protocol(method: Method, own_tests: bool) -> Protocol:
-    """Client by client where the partition deals out test sets or the method has private tensors,
-    else one global model.
+    """Return the protocol of the clients' mean if the partition gives clients test sets or the
+    method has private tensors, else that of one global model.
     """
     return Protocol.CLIENT_MEAN if own_tests or method.personal else Protocol.GLOBAL
 
@@ -60,29 +63,37 @@ def find_protocol(name: str, method: Method, own_tests: bool) -> Protocol:
     protocol = known[name]
     if protocol is Protocol.GLOBAL and method.personal:
         raise InputError(
-            f"evaluation='global' judges one shared model, and in {method} clients keep tensors of"
-            " their own"
+            f"evaluation='global' judges one shared model, but in {method} clients keep private"
+            " tensors; use 'client_mean' or 'client_pooled'"
         )
     return protocol
 
 
 def measure(
-    engine: Engine, states: Sequence[tuple[int, Groups]], protocol: Protocol, source: Source
+    engine: Engine,
+    states: Sequence[tuple[int, Groups]],
+    protocol: Protocol,
+    source: Source,
+    metrics: Sequence[Metric] = DEFAULT,
+    outputs: int = 1,
 ) -> list[Measured]:
-    """Judge the model in each (run, state) on the validation or test set."""
-    replies = engine.exchange(Exchange(PHASES[source]), _orders(engine, states, protocol))
+    """Measure the model in each (run, state) on the validation or test set.
+
+    `outputs` is the number of logits of an example. The loss is always computed, as a sign of
+    numbers that are not finite.
+    """
+    phase = judging(source, tuple(metrics), outputs)
+    replies = engine.exchange(Exchange(phase), _orders(engine, states, protocol))
     if not all(reply.clients for reply in replies):
-        raise ClientError(f"nobody answered the evaluation on {source} examples")
-    return [_summary(reply.collected["tally"], protocol) for reply in replies]
+        raise ClientError(f"no client answered the evaluation on {source} examples")
+    return [_measured(reply.collected["tally"], metrics, protocol) for reply in replies]
 
 
 def confusions(
     engine: Engine, states: Sequence[tuple[int, Groups]], protocol: Protocol, classes: int
 ) -> list[list[list[int]]]:
-    """For the model in each (run, state): how many test examples of a class (row) were taken for
-    which (column).
-
-    Where clients are judged one by one, over all of them together.
+    """Return a confusion matrix for the model in each (run, state): the numbers of test examples by
+    label (row) and prediction (column), summed over clients.
     """
     replies = engine.exchange(Exchange(counting(classes)), _orders(engine, states, protocol))
     return [reply.collected["tally"]["counts"].sum(0).long().tolist() for reply in replies]
@@ -99,63 +110,127 @@ def _orders(
     return orders
 
 
-def _summary(tally: Tensors, protocol: Protocol) -> Measured:
-    """Tallies stacked over clients -> numbers. One transfer from the device."""
-    correct, loss, count = (
-        torch.stack([tally["correct"], tally["loss"], tally["count"]]).double().cpu()
-    )
-    by_client = None if protocol is Protocol.GLOBAL else (correct / count).tolist()
-    if protocol is Protocol.CLIENT_MEAN:
-        return Measured((correct / count).mean().item(), (loss / count).mean().item(), by_client)
-    return Measured(
-        (correct.sum() / count.sum()).item(), (loss.sum() / count.sum()).item(), by_client
-    )
+# --- from sums to numbers
 
 
-def _start(
-    model: Model,
-    sent: Groups,
-    memo: Groups,
-    names: Sequence[str] = TALLIES,
-    shape: Sequence[int] = (),
-) -> Groups:
+def _measured(tally: Tensors, metrics: Sequence[Metric], protocol: Protocol) -> Measured:
+    """Return the metrics of one run, from sums that are stacked over clients."""
+    sums = _on_host(tally)
+    values = {metric.name: _value(metric, sums, protocol) for metric in metrics}
+    loss = values.get(LOSS.name, _value(LOSS, sums, protocol))
+    return Measured(values, _by_client(metrics, sums, protocol), math.isfinite(loss))
+
+
+def _on_host(tally: Tensors) -> dict[str, Tensor]:
+    """Return the same tensors in the host's memory, by one transfer for all of them."""
+    clients = len(next(iter(tally.values())))
+    rows = [tensor.double().reshape(clients, -1).T for tensor in tally.values()]
+    moved, end, found = torch.cat(rows).cpu(), 0, {}
+    for (name, tensor), row in zip(tally.items(), rows, strict=True):
+        begin, end = end, end + len(row)
+        found[name] = moved[begin:end].T.contiguous().reshape(tensor.shape)
+    return found
+
+
+def _value(metric: Metric, sums: Tensors, protocol: Protocol) -> float:
+    own = _sums_of(metric, sums)
+    if protocol is not Protocol.CLIENT_MEAN:
+        return metric.value({name: tensor.sum(0) for name, tensor in own.items()}).item()
+    each = metric.value(own)
+    return (each.nanmean() if metric.skips_undefined else each.mean()).item()
+
+
+def _by_client(
+    metrics: Sequence[Metric], sums: Tensors, protocol: Protocol
+) -> dict[str, list[float]]:
+    if protocol is Protocol.GLOBAL:
+        return {}
+    return {
+        metric.name: metric.value(_sums_of(metric, sums)).tolist()
+        for metric in metrics
+        if metric.by_client
+    }
+
+
+def _sums_of(metric: Metric, sums: Tensors) -> dict[str, Tensor]:
+    """Return the sums of one metric, by the names it gave them."""
+    prefix = f"{metric.name}."
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in sums.items()
+        if name.startswith(prefix)
+    }
+
+
+# --- the client's half
+
+
+@lru_cache(maxsize=64)  # the same phase each time: engines recognise phases by identity
+def judging(source: Source, metrics: tuple[Metric, ...] = DEFAULT, outputs: int = 1) -> Phase:
+    """Return the phase that adds up the sums of metrics on the validation or test set."""
+    folded = (*metrics, *({LOSS} - set(metrics)))
+
+    def step(model: Model, sent: Groups, carry: Groups, batch: Batch) -> Groups:
+        new = _sums(folded, _logits(model, carry, batch), batch)
+        tally = {name: carry["tally"][name] + tensor for name, tensor in new.items()}
+        return {**carry, "tally": tally}
+
+    start = partial(_start, shapes=_shapes(folded, outputs))
+    return _phase(source, "evaluate", Fold(start, step, _finish, sums=True))
+
+
+@lru_cache(maxsize=64)
+def counting(classes: int) -> Phase:
+    """Return the phase that counts test examples by label and prediction."""
+
+    def step(model: Model, sent: Groups, carry: Groups, batch: Batch) -> Groups:
+        logits = _logits(model, carry, batch)
+        true = one_hot(batch.y, classes).double()
+        # a network may have more outputs than there are classes: those have no column
+        taken = one_hot(logits.argmax(-1), logits.shape[-1])[:, :classes].double()
+        present = (batch.share > 0).double()
+        counts = carry["tally"]["counts"] + (true * present[:, None]).T @ taken
+        return {**carry, "tally": {"counts": counts}}
+
+    start = partial(_start, shapes={"counts": (classes, classes)})
+    return _phase("test", "count", Fold(start, step, _finish, sums=True))
+
+
+def find_phase(name: str, metrics: tuple[Metric, ...], outputs: int, classes: int) -> Phase:
+    """Return the phase of an evaluation by its name, for clients in another process."""
+    sources: tuple[Source, ...] = ("validation", "test")
+    phases = [judging(source, metrics, outputs) for source in sources]
+    return next((phase for phase in phases if phase.name == name), counting(classes))
+
+
+def _sums(metrics: Sequence[Metric], logits: Tensor, batch: Batch) -> dict[str, Tensor]:
+    """Return what a batch adds to the sums of all metrics."""
+    return {
+        f"{metric.name}.{name}": tensor
+        for metric in metrics
+        for name, tensor in metric.sums(logits, batch).items()
+    }
+
+
+def _shapes(metrics: Sequence[Metric], outputs: int) -> Shapes:
+    """Return the shapes of the sums, found by a batch that holds padding alone."""
+    logits, zero = torch.zeros(1, outputs), torch.zeros(1, dtype=torch.int64)
+    padding = Batch(logits, zero, torch.zeros(1), zero[0])
+    return {name: tuple(new.shape) for name, new in _sums(metrics, logits, padding).items()}
+
+
+def _start(model: Model, sent: Groups, memo: Groups, shapes: Shapes) -> Groups:
     params, buffers = own_model(model, sent, memo)
-    zeros = torch.zeros(
-        tuple(shape), dtype=torch.float64, device=next(iter(params.values())).device
-    )
-    return {"params": params, "buffers": buffers, "tally": dict.fromkeys(names, zeros)}
+    device = next(iter(params.values())).device
+    tally = {
+        name: torch.zeros(shape, dtype=torch.float64, device=device)
+        for name, shape in shapes.items()
+    }
+    return {"params": params, "buffers": buffers, "tally": tally}
 
 
 def _logits(model: Model, carry: Groups, batch: Batch) -> Tensor:
     return model(carry["params"], carry["buffers"], batch.x, mode="eval", key=batch.key).logits
-
-
-def _step(model: Model, sent: Groups, carry: Groups, batch: Batch) -> Groups:
-    logits = _logits(model, carry, batch)
-    present = (batch.share > 0).double()
-    count = present.sum()
-    tally = {
-        "correct": carry["tally"]["correct"] + ((logits.argmax(-1) == batch.y) * present).sum(),
-        "loss": carry["tally"]["loss"] + cross_entropy(logits, batch).double() * count,
-        "count": carry["tally"]["count"] + count,
-    }
-    return {**carry, "tally": tally}
-
-
-def counting(classes: int) -> Phase:
-    def step(model: Model, sent: Groups, carry: Groups, batch: Batch) -> Groups:
-        true, taken = (
-            one_hot(labels, classes).double()
-            for labels in (batch.y, _logits(model, carry, batch).argmax(-1))
-        )
-        present = (batch.share > 0).double()
-        return {
-            **carry,
-            "tally": {"counts": carry["tally"]["counts"] + (true * present[:, None]).T @ taken},
-        }
-
-    start = partial(_start, names=("counts",), shape=(classes, classes))
-    return _phase("test", "count", Fold(start, step, _finish, sums=True))
 
 
 def _finish(model: Model, sent: Groups, carry: Groups, memo: Groups) -> tuple[Groups, Groups]:
@@ -170,10 +245,3 @@ def _phase(source: Source, name: str, client: Fold) -> Phase:
         reads=Reads(batch_size=1000, source=source, random=False),
         collect={"tally": Collect.EVERY},
     )
-
-
-JUDGING = Fold(_start, _step, _finish, sums=True)
-PHASES: dict[Source, Phase] = {
-    "validation": _phase("validation", "evaluate", JUDGING),
-    "test": _phase("test", "evaluate", JUDGING),
-}

@@ -1,15 +1,13 @@
-"""One exchange of several runs in lock-step: who is asked, who answers, and how the server takes it
-in.
+"""One exchange of several runs in lock-step: orders to clients, their replies, the server's step.
 
-With `careful` every client's upload is looked at by itself before it counts. That takes longer and
-waits for the device, so a round is played in this way only once it is known to have gone wrong.
+With `careful` every client's upload is checked before it counts. This takes longer and waits for
+the device, so a round is played this way only after it is known to have gone wrong.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -30,42 +28,39 @@ Row = dict[str, Any]
 
 @dataclass
 class Run:
-    """One run on its way: what the server holds, and what it has cost. `index` is the engine's
-    number for it.
-    """
+    """One run: the server's state and the costs so far. `index` is the engine's number for it."""
 
     index: int
     seed: int
     state: Groups
     has_validation: bool
     costs: Costs = field(default_factory=Costs)
-    error: RunError | None = None  # why it could not go on
+    error: RunError | None = None  # the reason why it stopped early
 
     @property
     def like(self) -> Tensor:
-        """A tensor of the run's own type, on its device."""
-        every = (
-            tensor
-            for group in self.state.values()
-            for tensor in group.values()
-            if tensor.is_floating_point()
-        )
-        return next(every, torch.zeros(()))
+        """A tensor with the dtype and the device of the run."""
+        for group in self.state.values():
+            for tensor in group.values():
+                if tensor.is_floating_point():
+                    return tensor
+        return torch.zeros(())
 
 
 @dataclass
 class Turn:
-    """A run in one of its rounds: who is left of the cohort, and what is to be told of it."""
+    """One run in one round: the clients that are still in the cohort, and the row to record."""
 
     run: Run
     round: int
     cohort: tuple[int, ...]
     row: Row
-    over: bool = False  # whether the round has ended before its last exchange
-    # whether the server's half gave up, which bad numbers may be the reason of
-    failed: bool = False
+    over: bool = False  # the round has ended before its last exchange
+    failed: bool = False  # the server's half raised an error, perhaps because of bad numbers
+    loss_is_finite: bool = True  # in all evaluations of the round
 
     def where(self, exchange: Exchange) -> str:
+        """Return the phase, step, round and seed as text."""
         return (
             f"phase {exchange.phase.name!r}, step {exchange.step}, in round {self.round} (seed"
             f" {self.run.seed})"
@@ -73,17 +68,17 @@ class Turn:
 
 
 class Asked(NamedTuple):
-    """What a run sends out in an exchange."""
+    """The orders of one run in an exchange."""
 
     turn: Turn
     rates: Tensors
-    orders: list[Order]  # to everybody who is asked
-    absent: dict[int, str]  # client -> why its answer does not count
+    orders: list[Order]
+    absent: dict[int, str]  # client -> the reason why its reply does not count
 
 
 @dataclass(frozen=True)
 class Exchanges:
-    """How exchanges are carried out."""
+    """The parts that carry out exchanges."""
 
     model: Model
     engine: Engine
@@ -91,68 +86,69 @@ class Exchanges:
     careful: bool = False
 
     def perform(self, exchange: Exchange, turns: Sequence[Turn]) -> None:
-        """One exchange for all runs that want it: their states move on."""
-        over = exchange.phase.over
-        at_it = [
-            t
-            for t in turns
-            if not t.over and (over is None or exchange.step == 1 or not over(t.run.state))
-        ]
-        held = (
-            {turn.run.index: self.engine.memos_of(turn.run.index) for turn in at_it}
-            if self.careful
-            else {}
-        )
-        asked = [self._ask(exchange, turn) for turn in at_it]
-        replies = self._replies(exchange, asked)
-        for one in asked:
-            self._conclude(
-                exchange,
-                one,
-                list(islice(replies, len(one.orders))),
-                held.get(one.turn.run.index, {}),
-            )
+        """Carry out one exchange for all runs that take part, and update their states."""
+        taking_part = [turn for turn in turns if _takes_part(turn, exchange)]
+        memos_before: dict[int, Mapping[int, Groups]] = {}
+        if self.careful:
+            for turn in taking_part:
+                memos_before[turn.run.index] = self.engine.memos_of(turn.run.index)
+        asked = [self._ask(exchange, turn) for turn in taking_part]
+        for one, replies in zip(asked, self._replies(exchange, asked), strict=True):
+            self._conclude(exchange, one, replies, memos_before.get(one.turn.run.index, {}))
 
     def _ask(self, exchange: Exchange, turn: Turn) -> Asked:
+        """Return the orders of one run, and the clients that will be absent."""
         rates = exchange.rates(turn.round, turn.run.like)
         orders = _orders(exchange, turn, rates)
-        if self.careful:
+        if self.careful:  # one order for each client
             orders = [
                 order._replace(cohort=(client,)) for order in orders for client in order.cohort
             ]
-        absent: dict[int, str] = {}
-        if exchange.phase.asks_clients:
-            event, clients = (
-                self.tolerance.availability.event,
-                [client for order in orders for client in order.cohort],
-            )
-            events = {
-                client: event(turn.run.seed, turn.round, exchange, client) for client in clients
-            }
-            absent = {client: why for client, why in events.items() if why}
+        if not exchange.phase.asks_clients:
+            return Asked(turn, rates, orders, {})
+        event = self.tolerance.availability.event
+        clients = [client for order in orders for client in order.cohort]
+        events = {k: event(turn.run.seed, turn.round, exchange, k) for k in clients}
+        absent: dict[int, str] = {client: why for client, why in events.items() if why}
         return Asked(turn, rates, orders, absent)
 
-    def _replies(self, exchange: Exchange, asked: Sequence[Asked]) -> Iterator[Reply]:
-        """One for each order. Who is late computes as well, but is not heard."""
-        timely = [_those(order, one, None) for one in asked for order in one.orders]
-        if exchange.phase.client is None:
-            return iter([Reply(order.cohort, {}) for order in timely])
-        late = [_those(order, one, "late") for one in asked for order in one.orders]
-        going = [order for order in (*timely, *late) if order.cohort]
-        found = iter(self.engine.exchange(exchange, going) if going else [])
-        return iter([next(found) if order.cohort else Reply((), {}) for order in timely])
+    def _replies(self, exchange: Exchange, asked: Sequence[Asked]) -> list[list[Reply]]:
+        """Return for each run one reply to each of its orders.
+
+        Late clients compute as well, but their replies do not count. An order without clients is
+        not sent, and its reply is empty.
+        """
+        timely = [[_only(order, one, None) for order in one.orders] for one in asked]
+        if exchange.phase.client is None:  # the server alone
+            return [[Reply(order.cohort, {}) for order in orders] for orders in timely]
+        late = [_only(order, one, "late") for one in asked for order in one.orders]
+        replies = [[Reply((), {}) for _ in orders] for orders in timely]
+        places = [
+            (run, number)
+            for run, orders in enumerate(timely)
+            for number, order in enumerate(orders)
+            if order.cohort
+        ]
+        sent = [timely[run][number] for run, number in places]
+        sent += [order for order in late if order.cohort]
+        answers = self.engine.exchange(exchange, sent) if sent else []
+        for (run, number), reply in zip(places, answers, strict=False):  # late ones come last
+            replies[run][number] = reply
+        return replies
 
     def _conclude(
-        self, exchange: Exchange, asked: Asked, replies: Sequence[Reply], held: Mapping[int, Groups]
+        self,
+        exchange: Exchange,
+        asked: Asked,
+        replies: Sequence[Reply],
+        memos_before: Mapping[int, Groups],
     ) -> None:
-        """What goes wrong with one run is that run's alone."""
+        """Update one run by its replies. An error stops this run and no other."""
         turn = asked.turn
         try:
-            self._take_in(
-                exchange,
-                asked,
-                self._sound(exchange, asked, replies, held) if self.careful else replies,
-            )
+            if self.careful:
+                replies = self._finite(exchange, asked, replies, memos_before)
+            self._update(exchange, asked, replies)
         except RunError as error:
             turn.run.error, turn.over = error, True
         except Exception:
@@ -160,59 +156,47 @@ class Exchanges:
                 raise
             turn.failed = turn.over = True
 
-    def _sound(
-        self, exchange: Exchange, asked: Asked, replies: Sequence[Reply], held: Mapping[int, Groups]
+    def _finite(
+        self,
+        exchange: Exchange,
+        asked: Asked,
+        replies: Sequence[Reply],
+        memos_before: Mapping[int, Groups],
     ) -> Sequence[Reply]:
-        """The replies, each of one client, without those that are not finite; who sent such holds
-        what it held before.
+        """Return the replies, each of one client, without those that are not finite. The clients
+        that sent these get back their memos from before the exchange.
         """
         if not exchange.phase.asks_clients:
             return replies
-        run, memos = asked.turn.run, self.engine.memos_of(asked.turn.run.index)
-        late: dict[int, Groups] = {
-            client: {} for client, why in asked.absent.items() if why == "late"
-        }
-        uploads = {client: reply.collected for reply in replies for client in reply.clients} | late
-        bad = {
-            k
-            for k, upload in uploads.items()
-            if not (is_finite(upload) and is_finite(memos.get(k, {})))
-        }
+        run = asked.turn.run.index
+        memos = self.engine.memos_of(run)
+        bad = _bad_clients(asked, replies, memos)
         for client in sorted(bad):
-            said = (
-                f"what client {client} sent is not finite: {asked.turn.where(exchange)}, key"
+            message = (
+                f"the upload of client {client} is not finite: {asked.turn.where(exchange)}, key"
                 f" {(*asked.orders[0].key, client)}"
             )
             if self.tolerance.on_divergence == "stop":
-                raise DivergedError(said)
-            log.warning("%s; it is left out", said)
+                raise DivergedError(message)
+            log.warning("%s; it is left out", message)
             asked.absent[client] = "not finite"
         if bad:
             kept = {client: memo for client, memo in memos.items() if client not in bad}
-            self.engine.restore(
-                run.index,
-                {**kept, **{client: memo for client, memo in held.items() if client in bad}},
-            )
+            before = {client: memo for client, memo in memos_before.items() if client in bad}
+            self.engine.restore(run, {**kept, **before})
         return [
             reply if not bad.intersection(reply.clients) else Reply((), {}) for reply in replies
         ]
 
-    def _take_in(self, exchange: Exchange, asked: Asked, replies: Sequence[Reply]) -> None:
-        """The run's state moves on.
-
-        All but those who were asked in vain are left for later exchanges.
-        """
+    def _update(self, exchange: Exchange, asked: Asked, replies: Sequence[Reply]) -> None:
+        """Update costs, cohort and state of one run."""
         turn, run, phase = asked.turn, asked.turn.run, exchange.phase
         _note_missing(exchange, asked, replies)
         replies = [reply for reply in replies if reply.clients]
-        clients = (
-            [client for reply in replies for client in reply.clients]
-            if phase.at == "clients"
-            else list(turn.cohort)
-        )
-        sizes = self.engine.sizes(
-            run.index, "train" if phase.client is None else phase.reads.source
-        )
+        clients = list(turn.cohort)
+        if phase.at == "clients":
+            clients = [client for reply in replies for client in reply.clients]
+        sizes = self.engine.sizes(run.index, phase.reads.source if phase.client else "train")
         examples = [sizes[client] for client in clients]
         if phase.asks_clients and asked.orders:
             run.costs = run.costs.after(phase, asked.orders, replies, examples, len(turn.cohort))
@@ -222,57 +206,77 @@ class Exchanges:
         if short:
             _end(exchange, turn, *short)
         elif replies:
-            who = _who(tuple(clients), tuple(examples), len(sizes), run.like.dtype, run.like.device)
-            run.state = phase.server(
-                self.model, run.state, _together(phase, replies, sizes), {**asked.rates, **who}
-            )
+            like = run.like
+            who = _who(tuple(clients), tuple(examples), len(sizes), like.dtype, like.device)
+            collected = _together(phase, replies, sizes)
+            run.state = phase.server(self.model, run.state, collected, {**asked.rates, **who})
         if self.careful and not is_finite(run.state):
             raise DivergedError(
-                f"what the server holds is not finite after {turn.where(exchange)}, though all it"
-                " was sent is"
+                f"the server's state is not finite after {turn.where(exchange)}, although all"
+                " uploads are"
             )
+
+
+def _takes_part(turn: Turn, exchange: Exchange) -> bool:
+    """Return True if the round of a run has not ended, nor the repetitions of the phase."""
+    is_over = exchange.phase.over
+    if turn.over:
+        return False
+    return is_over is None or exchange.step == 1 or not is_over(turn.run.state)
 
 
 def _orders(exchange: Exchange, turn: Turn, rates: Tensors) -> list[Order]:
-    """One order for the whole cohort, or one for each part of it."""
+    """Return one order to the whole cohort, or one to each part of it."""
     phase, run = exchange.phase, turn.run
     key = (run.seed, turn.round, exchange.index, exchange.step)
-    everybody = [Part(turn.cohort if phase.at == "clients" else (SERVER,), {})]
+    whole = [Part(turn.cohort if phase.at == "clients" else (SERVER,), {})]
     common = {**{name: run.state[name] for name in phase.sends}, "rates": rates}
-    parts = phase.parts(run.state, turn.cohort, exchange.step) if phase.parts else everybody
+    parts = phase.parts(run.state, turn.cohort, exchange.step) if phase.parts else whole
     return [Order(run.index, {**common, **part.sent}, part.clients, key) for part in parts]
 
 
-def _those(order: Order, asked: Asked, why: str | None) -> Order:
-    """An order to those of its clients alone that this befalls."""
-    return order._replace(
-        cohort=tuple(client for client in order.cohort if asked.absent.get(client) == why)
-    )
+def _only(order: Order, asked: Asked, why: str | None) -> Order:
+    """Return the order restricted to the clients that are absent for this reason; None: present."""
+    clients = tuple(client for client in order.cohort if asked.absent.get(client) == why)
+    return order._replace(cohort=clients)
+
+
+def _bad_clients(asked: Asked, replies: Sequence[Reply], memos: Mapping[int, Groups]) -> set[int]:
+    """Return the clients whose upload or memo is not finite."""
+    uploads: dict[int, Groups] = {k: reply.collected for reply in replies for k in reply.clients}
+    for client, why in asked.absent.items():
+        if why == "late":
+            uploads[client] = {}
+    return {
+        client
+        for client, upload in uploads.items()
+        if not (is_finite(upload) and is_finite(memos.get(client, {})))
+    }
 
 
 def _note_missing(exchange: Exchange, asked: Asked, replies: Sequence[Reply]) -> None:
-    """Who was asked in vain is out of the round, and stands in its row.
+    """Remove the clients that did not reply from the cohort, and record them under `missing`.
 
-    An engine may have lost somebody, too.
+    An engine may have lost further clients. Raise an error if no client is left.
     """
     turn = asked.turn
-    everybody = {client for order in asked.orders for client in order.cohort}
+    expected = {client for order in asked.orders for client in order.cohort}
     answered = {client for reply in replies for client in reply.clients}
-    missing = sorted(everybody - answered)
+    missing = sorted(expected - answered)
     if missing:
-        told = [
-            [exchange.phase.name, exchange.step, client, asked.absent.get(client, "drop")]
-            for client in missing
-        ]
-        turn.row["missing"] = [*turn.row.get("missing", []), *told]
+        before = turn.row.get("missing", [])
+        phase, step = exchange.phase.name, exchange.step
+        lines = [[phase, step, client, asked.absent.get(client, "drop")] for client in missing]
+        turn.row["missing"] = [*before, *lines]
     turn.cohort = tuple(client for client in turn.cohort if client not in missing)
     if not (turn.cohort if exchange.phase.at == "clients" else answered):
         if "not finite" in asked.absent.values():
-            raise DivergedError(f"nobody sent finite numbers in {turn.where(exchange)}")
-        raise NobodyAnsweredError(f"nobody answered {turn.where(exchange)}")
+            raise DivergedError(f"no client sent finite numbers in {turn.where(exchange)}")
+        raise NobodyAnsweredError(f"no client answered {turn.where(exchange)}")
 
 
 def _end(exchange: Exchange, turn: Turn, answered: int, least: int) -> None:
+    """End the round of a run because too few clients answered."""
     turn.over = True
     turn.row["ended"] = {
         "phase": exchange.phase.name,
@@ -296,9 +300,10 @@ def _who(
     dtype: torch.dtype,
     device: torch.device,
 ) -> dict[str, Tensor]:
-    """Who answered, for the server.
+    """Return tensors about the clients that answered, for the server.
 
-    Kept, since through the J steps of a round it is the same: copied to the device once.
+    They are cached: through the J steps of a round they are the same, and so are copied to the
+    device once.
     """
     share = torch.tensor(len(clients) / total, dtype=dtype, device=device)
     return {
@@ -309,19 +314,17 @@ def _who(
 
 
 def _together(phase: Phase, replies: Sequence[Reply], sizes: Sequence[int]) -> Groups:
-    """What the parts of a cohort sent, as if it had been gathered at once."""
+    """Return the uploads of the parts of a cohort as one, as if the cohort had not been divided."""
     if len(replies) == 1:
         return replies[0].collected
 
-    def one(group: str, rule: Collect) -> Tensors:
+    def gathered(group: str, rule: Collect) -> Tensors:
         parts = [reply.collected[group] for reply in replies]
         if rule is Collect.EVERY:
             return combine(lambda *tensors: torch.cat(tensors), *parts)
-        examples = rule is Collect.MEAN_BY_EXAMPLES
-        return weighted_mean(
-            stack(parts),
-            [sum(sizes[k] if examples else 1 for k in reply.clients) for reply in replies],
-        )
+        by_examples = rule is Collect.MEAN_BY_EXAMPLES
+        weights = [sum(sizes[k] if by_examples else 1 for k in reply.clients) for reply in replies]
+        return weighted_mean(stack(parts), weights)
 
     rules = {**phase.collect, **dict.fromkeys(phase.every, Collect.EVERY)}
-    return {group: one(group, rule) for group, rule in rules.items()}
+    return {group: gathered(group, rule) for group, rule in rules.items()}

@@ -1,13 +1,13 @@
-"""The loop: cohort -> exchanges -> evaluate -> row. It reads like Algorithm 1.
+"""The loop over rounds: cohort -> exchanges -> evaluation -> row. It reads like Algorithm 1.
 
-Several runs (seeds of one experiment) go through it in lock-step; a run's numbers do not depend on
-who runs beside it.
+Several runs (seeds of one experiment) go through it in lock-step. The numbers of a run do not
+depend on the other runs.
 """
 
 import logging
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 
 import torch
 
@@ -22,11 +22,13 @@ from feddkd.rounds.evaluation import Measured, Protocol, measure
 from feddkd.rounds.exchange import Exchanges, Turn
 from feddkd.rounds.exchange import Row as Row
 from feddkd.rounds.exchange import Run as Run
+from feddkd.rounds.metrics import DEFAULT, Metric
 from feddkd.spec.types import Count, Share, checked
 from feddkd.tensors import Groups, is_finite
 
 log = logging.getLogger(__name__)
 PATIENT = Tolerance()
+Measure = Callable[..., list[Measured]]  # (states, source="test" or "validation")
 
 
 def play(
@@ -38,78 +40,84 @@ def play(
     cohort: int,
     last: int,
     protocol: Protocol,
+    metrics: Sequence[Metric] = DEFAULT,
+    outputs: int = 1,
     diagnostics: bool = False,
     first: int = 1,
     tolerance: Tolerance = PATIENT,
 ) -> Iterator[list[Row]]:
-    """Yield one row a run, round after round; the runs' states and costs go along.
+    """Play the rounds `first` to `last` and yield for each round one row for each run. The states
+    and costs of the runs are updated on the way.
 
-    A run that cannot go on keeps its `error` and has no more rows; the error is raised once there
-    is no other run left.
+    A run that cannot continue keeps its `error` and has no more rows. If no other run is left, the
+    error is raised. `outputs` is the number of logits of an example.
     """
     loop = Loop(
-        method.fitted(model), Exchanges(model, engine, tolerance), cohort, protocol, diagnostics
+        method.fitted(model),
+        Exchanges(model, engine, tolerance),
+        cohort,
+        partial(measure, engine, protocol=protocol, metrics=metrics, outputs=outputs),
+        diagnostics,
     )
+    play_round = loop.round if tolerance.on_divergence == "continue" else loop.checked_round
     for t in range(first, last + 1):
-        turns = (
-            loop.checked_round(runs, t)
-            if tolerance.on_divergence != "continue"
-            else loop.round(runs, t)
-        )
-        _tell_of_ended(runs)
+        turns = play_round(runs, t)
+        _report_errors(runs)
         runs = [turn.run for turn in turns]
         yield [{**turn.row, **asdict(turn.run.costs)} for turn in turns]
 
 
-def _tell_of_ended(runs: Sequence[Run]) -> None:
+def _report_errors(runs: Sequence[Run]) -> None:
+    """Log the errors of runs; raise the first one if all runs have one."""
     errors = [run.error for run in runs if run.error]
     if len(errors) == len(runs):
         raise errors[0]
     for error in errors:
-        log.warning("%s; the other runs go on", error)
+        log.warning("%s; the other runs continue", error)
 
 
 @dataclass(frozen=True)
 class Loop:
-    """All that stays the same through the rounds."""
+    """The parts that are the same in all rounds."""
 
     method: Method
     exchanges: Exchanges
     cohort: int
-    protocol: Protocol
+    measure: Measure
     diagnostics: bool
 
     @property
     def engine(self) -> Engine:
+        """The engine of the exchanges."""
         return self.exchanges.engine
 
     def checked_round(self, runs: Sequence[Run], t: int) -> list[Turn]:
-        """A round in which no numbers go bad. Whether they did is seen at its end, by one look for
-        all runs together; a run where they did plays the round again from its beginning, and every
-        upload is looked at.
+        """Play a round, and play it again carefully for each run whose numbers are not finite.
+
+        Numbers are checked once, at the end of the round, for all runs together. A run that fails
+        the check returns to the state before the round; in the repetition every upload is checked.
         """
         before = {
             run.index: (run.state, run.costs, self.engine.memos_of(run.index)) for run in runs
         }
-        decided = self.engine.facts()
+        facts_before = self.engine.facts()
         turns = self.round(runs, t)
         careful = replace(self, exchanges=replace(self.exchanges, careful=True))
-        found: list[Turn] = []
+        checked_turns: list[Turn] = []
         for turn, good in zip(turns, _good(turns), strict=True):
             if not good:
                 turn.run.state, turn.run.costs, memos = before[turn.run.index]
                 self.engine.restore(turn.run.index, memos)
-                self.engine.adopt(decided)
-            found += [turn] if good else careful.round([turn.run], t)
-        return found
+                self.engine.adopt(facts_before)
+            checked_turns += [turn] if good else careful.round([turn.run], t)
+        return checked_turns
 
     def round(self, runs: Sequence[Run], t: int) -> list[Turn]:
-        """One round of all runs; returns those that got through it."""
+        """Play one round of all runs; return the turns of those that got through it."""
         turns = [self._begin(run, t) for run in runs]
-        averages: dict[int, Groups] = {}  # the states before anything refined them
-        for exchange in self.method.plan(
-            t, wanted=frozenset({"model"} if self.diagnostics else ())
-        ):
+        averages: dict[int, Groups] = {}  # run -> its state before the first phase that refines it
+        wanted = frozenset({"model"} if self.diagnostics else ())
+        for exchange in self.method.plan(t, wanted=wanted):
             turns = [turn for turn in turns if turn.run.error is None]
             if exchange.phase.refines and not averages:
                 averages = {turn.run.index: turn.run.state for turn in turns}
@@ -127,29 +135,27 @@ class Loop:
         return Turn(run, t, clients, {"round": t, "clients": list(clients)})
 
     def _judge(self, turns: Sequence[Turn], prefix: str = "") -> None:
+        """Evaluate the models and enter the metrics in the rows."""
         states = [(turn.run.index, turn.run.state) for turn in turns]
         if not states:
             return
-        _enter(turns, f"{prefix}test", measure(self.engine, states, self.protocol, "test"))
+        _enter(turns, f"{prefix}test", self.measure(states, source="test"))
         if all(turn.run.has_validation for turn in turns):
-            _enter(
-                turns,
-                f"{prefix}validation",
-                measure(self.engine, states, self.protocol, "validation"),
-            )
+            _enter(turns, f"{prefix}validation", self.measure(states, source="validation"))
 
     def _diagnose(self, turns: Sequence[Turn], averages: dict[int, Groups]) -> None:
-        """Of whole rounds alone: where one was cut short, clients may hold no model of it."""
+        """Enter the theory's quantities in the rows of rounds that were played to their end; after
+        other rounds clients may hold no model.
+        """
         if not turns:
             return
-        ends = [
-            (turn.run.index, turn.run.state, averages.get(turn.run.index, turn.run.state))
-            for turn in turns
-        ]
+        states = []
+        for turn in turns:
+            end = turn.run.state
+            states.append((turn.run.index, end, averages.get(turn.run.index, end)))
         retain = self.method.plan(turns[0].round)[-1].retain
-        for turn, found in zip(
-            turns, diagnose(self.engine, ends, [turn.cohort for turn in turns], retain), strict=True
-        ):
+        quantities = diagnose(self.engine, states, [turn.cohort for turn in turns], retain)
+        for turn, found in zip(turns, quantities, strict=True):
             turn.row["diagnostics"] = found
 
 
@@ -160,34 +166,32 @@ def cohort_size(cohort: int | float, clients: int, least: int = 1) -> int:
     cohort = checked(cohort, Count | Share, "cohort")
     size = cohort if isinstance(cohort, int) else max(int(cohort * clients + 1e-9), 1)
     if size > clients:
-        raise InputError(f"cohort asks for {size} clients, and there are {clients}")
+        raise InputError(f"cohort asks for {size} clients, but there are {clients}")
     if size < least:
-        raise InputError(f"min_clients is {least}, and a cohort has {size} clients")
+        raise InputError(f"min_clients is {least}, but a cohort has {size} clients")
     return size
 
 
 def choose(seed: int, t: int, clients: int, cohort: int) -> tuple[int, ...]:
-    """The active clients of round t, uniformly without replacement, in order of their numbers."""
+    """Return the active clients of round t, drawn uniformly without replacement, in order."""
     drawn = generator(("cohort", seed, t)).choice(clients, size=cohort, replace=False)
     return tuple(sorted(int(client) for client in drawn))
 
 
 def _good(turns: Sequence[Turn]) -> list[bool]:
-    """Which runs got through a round with finite numbers. One transfer from the device."""
+    """Return True for each run whose numbers are finite, by one transfer from the device."""
     if not turns:
         return []
     finite = torch.stack([is_finite(turn.run.state) for turn in turns]).tolist()
-    losses = [
-        [value for name, value in turn.row.items() if name.endswith("_loss")] for turn in turns
-    ]
     return [
-        f and not t.failed and all(map(math.isfinite, own))
-        for t, f, own in zip(turns, finite, losses, strict=True)
+        state_is_finite and turn.loss_is_finite and not turn.failed
+        for turn, state_is_finite in zip(turns, finite, strict=True)
     ]
 
 
 def _enter(turns: Sequence[Turn], name: str, measured: Sequence[Measured]) -> None:
+    """Enter metrics in the rows, under keys that begin with the name of the set."""
     for turn, result in zip(turns, measured, strict=True):
-        turn.row[f"{name}_accuracy"], turn.row[f"{name}_loss"] = result.accuracy, result.loss
-        if result.client_accuracy is not None:
-            turn.row[f"{name}_client_accuracy"] = result.client_accuracy
+        turn.row |= {f"{name}_{metric}": value for metric, value in result.values.items()}
+        turn.row |= {f"{name}_client_{metric}": each for metric, each in result.by_client.items()}
+        turn.loss_is_finite &= result.is_finite

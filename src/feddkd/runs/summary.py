@@ -1,45 +1,66 @@
 """A run's rows -> the numbers people quote, each by a named rule."""
 
 import statistics
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from feddkd.rounds.loop import Row
+from feddkd.rounds.metrics import headline, shown_in
+
+if TYPE_CHECKING:
+    from feddkd.runs.record import Row
 
 COSTS = ("communications", "local_steps", "bytes_up", "bytes_down")
+BY_VALIDATION, BY_TEST = "best validation round", "best test round: no validation set"
 
 
-def summarise(history: Sequence[Row], target: float | None = None) -> dict[str, Any]:
-    """Test accuracy at the best validation round and at the end, what the run cost, and what the
-    target cost.
+def summarise(history: "Sequence[Row]", target: float | None = None) -> dict[str, Any]:
+    """Return the test metrics at the best round and at the end, the costs of the run, and the costs
+    until the target was reached.
 
-    Without a validation set the best round is picked by test accuracy, and `selection` says so:
-    such a number is an upper bound.
+    The headline metric picks the best round: on the validation set, or on the test set if there is
+    no validation set. The latter is an upper bound, and `selection` says so.
     """
-    by = "validation_accuracy" if "validation_accuracy" in history[0] else "test_accuracy"
-    # max keeps the first of equals: the earliest round
-    best = max(history, key=lambda row: row[by])
-    last = history[-1]
+    metric, best, last = headline(history), best_row(history), history[-1]
+    others = [other for other in shown_in(history[0]) if other != metric]
     return {
         "rounds": last["round"],
-        "test_accuracy": best["test_accuracy"],
+        metric.test_key: best[metric.test_key],
         "best_round": best["round"],
-        "selection": "best validation round" if by == "validation_accuracy" else "best test round: no validation set",
-        "final_test_accuracy": last["test_accuracy"],
+        "selection": BY_VALIDATION if metric.validation_key in history[0] else BY_TEST,
+        f"final_{metric.test_key}": last[metric.test_key],
+        **{other.test_key: best.get(other.test_key) for other in others},
+        **{f"final_{other.test_key}": last.get(other.test_key) for other in others},
         **{cost: last[cost] for cost in COSTS},
         **{key: last[key] for key in ("epsilon", "delta") if key in last},
         "to_target": None if target is None else to_target(history, target),
     }
 
 
-def to_target(history: Sequence[Row], target: float) -> dict[str, Any] | None:
-    """Round and costs at the first round whose test accuracy is at least the target; None if it
-    never is.
+def metric_keys(summary: Mapping[str, Any]) -> list[str]:
+    """Return the keys of a summary that hold metrics."""
+    return [key for key in summary if key.startswith(("test_", "final_test_"))]
+
+
+def best_row(history: "Sequence[Row]") -> "Row":
+    """Return the row of the best round, the earliest of equals."""
+    metric = headline(history)
+    by = metric.validation_key if metric.validation_key in history[0] else metric.test_key
+    # max keeps the first of equals
+    return max(history, key=lambda row: metric.rank(row[by]))
+
+
+def to_target(history: "Sequence[Row]", target: float) -> dict[str, Any] | None:
+    """Return number and costs of the first round whose headline metric on the test set is as good
+    as the target; None if there is no such round.
     """
-    reached = next((row for row in history if row["test_accuracy"] >= target), None)
-    return None if reached is None else {"target": target, "round": reached["round"], **{cost: reached[cost] for cost in COSTS}}
+    metric = headline(history)
+    for row in history:
+        if metric.rank(row[metric.test_key]) >= metric.rank(target):
+            costs = {cost: row[cost] for cost in COSTS}
+            return {"target": target, "round": row["round"], **costs}
+    return None
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and population standard deviation, as in the paper's tables."""
+    """Return mean and population standard deviation, as in the paper's tables."""
     return statistics.fmean(values), statistics.pstdev(values)

@@ -1,19 +1,22 @@
-"""Records -> the numbers behind the page's charts, as JSON can carry them."""
+"""Records -> the numbers behind the page's charts, as values that JSON can hold."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from feddkd.reports import curves
 from feddkd.reports.heterogeneity import heterogeneity
-from feddkd.reports.tables import confused, families, labels
-from feddkd.rounds.loop import Row
+from feddkd.reports.tables import confused, families, headline_of, labels
+from feddkd.rounds.metrics import Metric, shown_in
 from feddkd.runs.record import Counts, Record
 
-CELLS = 2000  # of a picture of clients x rounds: rounds are left out beyond it
-CLIENTS = 200  # of a picture of clients x classes
+if TYPE_CHECKING:  # the page of records needs no torch
+    from feddkd.rounds.loop import Row
+
+CELLS = 2000  # of a picture of clients and rounds; with more, some rounds are left out
+CLIENTS = 200  # of a picture of clients and classes
 THEORY = {
     "L2": "L2' after DKD: the clients' models against the shared one",
     "L2_average": "L2' before DKD: the clients' models against the plain average",
@@ -21,8 +24,8 @@ THEORY = {
     "bound": "L1' + L2' after DKD: the bound",
     "bound_average": "L1' + L2' before DKD: the bound of the plain average",
 }
-BY_CLIENT: dict[str, Callable[[Row], dict[int, float | None]]] = {
-    "test accuracy in %": lambda row: _all(row.get("test_client_accuracy"), 100),
+ByClient = Callable[["Row"], dict[int, float | None]]
+DIAGNOSTICS: dict[str, ByClient] = {
     "training loss of the client's own model": lambda row: _active(row, "client_loss"),
     "training accuracy of the client's own model in %": lambda row: _active(
         row, "client_accuracy", 100
@@ -33,83 +36,106 @@ BY_CLIENT: dict[str, Callable[[Row], dict[int, float | None]]] = {
 
 
 def figures(records: Sequence[Record]) -> dict[str, Any]:
-    groups = families(records)
+    """Return the numbers of all charts."""
+    groups, first = families(records), headline_of(records)
     named = list(zip(labels(groups), groups, strict=True))
-    methods = [{"label": label, "seeds": len(group), **_curves(group)} for label, group in named]
+    metrics = dict.fromkeys(metric for record in records for metric in shown_in(record.history[0]))
+    methods = [
+        {"label": label, "seeds": len(group), **_curves(group, list(metrics), first)}
+        for label, group in named
+    ]
     targets = {record.manifest["experiment"].get("target") for record in records} - {None}
+    by_client = [_by_client(label, group[0], list(metrics)) for label, group in named]
     return {
         "methods": methods,
+        "metrics": {metric.name: _shown(metric) for metric in metrics},
         "axes": {
             axis: title
             for axis, title in curves.AXES.items()
             if all(axis in method["x"] for method in methods)
         },
-        "targets": sorted(100 * target for target in targets),
+        "targets": sorted(first.scale * target for target in targets),
         "theory": {
             name: title
             for name, title in THEORY.items()
             if any(name in method for method in methods)
         },
-        "clients": [found for label, group in named if (found := _by_client(label, group[0]))],
+        "clients": [picture for picture in by_client if picture is not None],
         "partitions": _partitions(records),
-        "confusions": [
-            {"label": label, **counts._asdict()}
-            for label, group in named
-            if (counts := confused(group))
-        ],
+        "confusions": _confusions(named),
     }
 
 
-def _curves(group: Sequence[Record]) -> dict[str, Any]:
-    quantities = {
-        "accuracy": curves.accuracy,
-        "gain": curves.gain,
-        **{name: curves.theory(name) for name in THEORY},
-    }
-    found = {name: curves.band(group, quantity) for name, quantity in quantities.items()}
-    known = {
-        name: {"mean": _numbers(b.mean), "std": _numbers(b.std)}
-        for name, b in found.items()
-        if b is not None
-    }
+def _shown(metric: Metric) -> dict[str, str]:
+    """Return the texts with which the page shows a metric."""
     return {
-        "x": {axis: _numbers(amounts, 8) for axis, amounts in curves.spent(group).items()},
-        **known,
+        "title": metric.title,
+        "heading": metric.heading,
+        "unit": metric.unit,
+        "difference": metric.difference_unit,
     }
 
 
-def _by_client(label: str, record: Record) -> dict[str, Any] | None:
-    """Client x round for one seed, with only some of the rounds where there are many."""
+def _curves(group: Sequence[Record], metrics: Sequence[Metric], first: Metric) -> dict[str, Any]:
+    """Return the curves of a family, and what they can be drawn against."""
+    costs = curves.spent(group).items()
+    on_test = {metric.name: curves.on_test(metric) for metric in metrics}
+    others = {"gain": curves.gain(first), **{name: curves.theory(name) for name in THEORY}}
+    return {
+        "x": {axis: _numbers(amounts, 8) for axis, amounts in costs},
+        "metrics": _with_spread(group, on_test),
+        **_with_spread(group, others),
+    }
+
+
+def _with_spread(group: Sequence[Record], quantities: dict[str, curves.Quantity]) -> dict[str, Any]:
+    """Return mean and deviation of the quantities that a family has."""
+    drawn = {}
+    for name, quantity in quantities.items():
+        band = curves.band(group, quantity)
+        if band is not None:
+            drawn[name] = {"mean": _numbers(band.mean), "std": _numbers(band.std)}
+    return drawn
+
+
+def _by_client(label: str, record: Record, metrics: Sequence[Metric]) -> dict[str, Any] | None:
+    """Return tables of clients and rounds for one seed, with some of the rounds if there are many;
+    None if rows say nothing about single clients.
+    """
     clients = record.manifest["canonical"]["clients"]
-    wanted = np.unique(
-        np.linspace(0, len(record.history) - 1, max(2, CELLS // clients)).round().astype(int)
-    )
-    rows = [record.history[at] for at in wanted]
-    found = {title: [read(row) for row in rows] for title, read in BY_CLIENT.items()}
-    tables = {
-        title: [_numbers((each.get(client) for each in columns), 4) for client in range(clients)]
-        for title, columns in found.items()
-        if any(columns)
-    }
-    title = f"{label}, seed {record.manifest['canonical']['seed']}"
-    return (
-        {"label": title, "rounds": [row["round"] for row in rows], "tables": tables}
-        if tables
-        else None
-    )
+    spaced = np.linspace(0, len(record.history) - 1, max(2, CELLS // clients))
+    rows = [record.history[number] for number in np.unique(spaced.round().astype(int))]
+    quantities = {metric.heading: _of_every_client(metric) for metric in metrics} | DIAGNOSTICS
+    tables = {}
+    for title, read in quantities.items():
+        columns = [read(row) for row in rows]
+        if any(columns):
+            tables[title] = [
+                _numbers((column.get(client) for column in columns), 4) for client in range(clients)
+            ]
+    if not tables:
+        return None
+    name = f"{label}, seed {record.manifest['canonical']['seed']}"
+    return {"label": name, "rounds": [row["round"] for row in rows], "tables": tables}
 
 
-def _all(values: Sequence[float | None] | None, scale: float) -> dict[int, float | None]:
-    return {client: _scaled(value, scale) for client, value in enumerate(values or ())}
+def _of_every_client(metric: Metric) -> ByClient:
+    """Return a function that reads a metric on the clients' test sets from a row."""
+
+    def read(row: "Row") -> dict[int, float | None]:
+        values = row.get(metric.client_key) or ()
+        return {client: _scaled(value, metric.scale) for client, value in enumerate(values)}
+
+    return read
 
 
-def _active(row: Row, name: str, scale: float = 1.0) -> dict[int, float | None]:
-    """Of the clients that were there to the end; nothing where it is not certain who they were."""
+def _active(row: "Row", name: str, scale: float = 1.0) -> dict[int, float | None]:
+    """Return a diagnostic of the clients that took part to the end of a round; nothing if their
+    numbers are not certain.
+    """
     lost = {client for _, _, client, _ in row.get("missing", ())}
-    values, clients = (
-        row.get("diagnostics", {}).get(name, ()),
-        [client for client in row["clients"] if client not in lost],
-    )
+    clients = [client for client in row["clients"] if client not in lost]
+    values = row.get("diagnostics", {}).get(name, ())
     if len(values) != len(clients):
         return {}
     return {client: _scaled(value, scale) for client, value in zip(clients, values, strict=True)}
@@ -120,37 +146,38 @@ def _scaled(value: float | None, scale: float) -> float | None:
 
 
 def _partitions(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Each once: methods of one seed share theirs."""
-    found = {
-        record.manifest["partition"]["digest"]: record
-        for record in reversed(records)
-        if record.partition is not None
-    }
-    return [
-        _partition(record, record.partition)
-        for record in reversed(found.values())
-        if record.partition is not None
-    ]
+    """Return each partition once: methods with the same seed share theirs."""
+    first: dict[str, Record] = {}
+    for record in records:
+        if record.partition is not None:
+            first.setdefault(record.manifest["partition"]["digest"], record)
+    shown = [(record, record.partition) for record in first.values()]
+    return [_partition(record, held) for record, held in shown if held is not None]
 
 
 def _partition(record: Record, held: Counts) -> dict[str, Any]:
-    canonical = record.manifest["canonical"]
+    canonical, spelled = record.manifest["canonical"], record.manifest["experiment"]
+    measures = heterogeneity(held.counts).items()
     return {
-        "label": (
-            f"{record.manifest['experiment']['partition']} of {canonical['data']}, seed"
-            f" {canonical['split_seed']}"
-        ),
+        "label": f"{spelled['partition']} of {canonical['data']}, seed {canonical['split_seed']}",
         "classes": held.classes,
         "counts": held.counts[:CLIENTS],
         "clients": len(held.counts),
-        "figures": {
-            name: float(f"{value:.3g}") for name, value in heterogeneity(held.counts).items()
-        },
+        "figures": {name: float(f"{value:.3g}") for name, value in measures},
     }
 
 
+def _confusions(named: Sequence[tuple[str, Sequence[Record]]]) -> list[dict[str, Any]]:
+    shown = []
+    for label, group in named:
+        matrix = confused(group)
+        if matrix is not None:
+            shown.append({"label": label, **matrix._asdict()})
+    return shown
+
+
 def _numbers(values: Iterable[float | None], digits: int = 5) -> list[float | int | None]:
-    """Short; null for what is not finite."""
+    """Return numbers with few digits; null for those that are not finite."""
     return [
         None if value is None or not math.isfinite(value) else _short(float(f"{value:.{digits}g}"))
         for value in values

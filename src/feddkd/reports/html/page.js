@@ -1,10 +1,10 @@
 "use strict";
-// The charts. Every one is a function of the data in the page, the controls and the theme; whatever changes, it is drawn anew.
+// The charts. Each is a function of the data in the page, the controls and the theme, and is drawn again when one of them changes.
 const data = JSON.parse(document.getElementById("data").textContent);
 const by = (id) => document.getElementById(id);
 const chosen = (id) => (by(id) ? Number(by(id).value) : 0);
 const hidden = new Set();
-const PRINTED = { width: 680, height: 340 }; // px: what fits on a page
+const PRINTED = { width: 680, height: 340 }; // px: fits on a printed page
 
 function colour(name, alpha = 1) {
   const probe = document.body.appendChild(document.createElement("i"));
@@ -27,23 +27,38 @@ function layout(more) {
   return { ...base, ...more, xaxis: { ...axis, ...more.xaxis }, yaxis: { ...axis, ...more.yaxis } };
 }
 
-// --- curves: a line a method with a band over its seeds
+// --- curves: a line for each method, with a band over its seeds
 
-function curves(quantity, title, unit, guides = []) {
+function curves(read, title, unit, guides = []) {
   const axis = Object.keys(data.axes)[chosen("axis")];
-  const known = data.methods.map((method, at) => ({ ...method, at })).filter((m) => m[quantity] && !hidden.has(m.at));
-  const lines = known.map((m) => curve(m, m[quantity], m.x[axis], unit));
+  const known = data.methods.map((method, at) => ({ ...method, at })).filter((m) => read(m) && !hidden.has(m.at));
+  const lines = known.map((m) => curve(m, read(m), m.x[axis], unit));
   const last = Math.max(0, ...known.map((m) => m.x[axis].at(-1)));
   return {
-    traces: [...known.map((m) => ribbon(m, m[quantity], m.x[axis])).filter((one) => one.x.length), ...lines],
+    traces: [...known.map((m) => ribbon(m, read(m), m.x[axis])).filter((one) => one.x.length), ...lines],
     layout: layout({
       hovermode: known.length > 8 ? "closest" : "x unified",
       xaxis: { title: { text: data.axes[axis] }, range: [0, last * 1.02 || 1] },
       yaxis: { title: { text: title } },
       shapes: guides.map((y) => ({ type: "line", xref: "paper", x0: 0, x1: 1, y0: y, y1: y, line: { color: colour("soft"), width: 1.5, dash: "dot" } })),
-      annotations: guides.map((y) => ({ xref: "paper", x: 1, y, text: `target ${y} %`, showarrow: false, xanchor: "right", yanchor: "bottom", bgcolor: colour("card", 0.7), font: { size: 12, color: colour("soft") } })),
+      annotations: guides.map((y) => ({ xref: "paper", x: 1, y, text: `target ${y}${unit}`, showarrow: false, xanchor: "right", yanchor: "bottom", bgcolor: colour("card", 0.7), font: { size: 12, color: colour("soft") } })),
     }),
   };
+}
+
+function onTest() {
+  const at = chosen("metric-of"), name = Object.keys(data.metrics)[at], metric = data.metrics[name];
+  return curves((method) => method.metrics[name], metric.heading, metric.unit, at ? [] : data.targets); // targets are of the first metric
+}
+
+function gain() {
+  const [metric] = Object.values(data.metrics);
+  return curves((method) => method.gain, metric.difference.trim() || metric.title, metric.difference);
+}
+
+function theory() {
+  const name = Object.keys(data.theory)[chosen("theory-of")];
+  return curves((method) => method[name], "nats", "");
 }
 
 function curve(method, band, x, unit) {
@@ -98,7 +113,7 @@ function confusion() {
   const one = data.confusions[chosen("confusion-of")];
   const share = one.counts.map((row) => row.map((count) => (100 * count) / (row.reduce((a, b) => a + b, 0) || 1)));
   const rounded = share.map((row) => row.map((part) => (part >= 0.05 ? part.toFixed(part < 10 ? 1 : 0) : "")));
-  return heat(share, one.classes, one.classes, ["taken for", "class"], "%{z:.1f} % of %{y} taken for %{x}: %{customdata} examples", { ...numbers(rounded, one.counts), customdata: one.counts, zmin: 0, zmax: 100 });
+  return heat(share, one.classes, one.classes, ["predicted class", "class"], "%{z:.1f} % of %{y} predicted as %{x}: %{customdata} examples", { ...numbers(rounded, one.counts), customdata: one.counts, zmin: 0, zmax: 100 });
 }
 
 function numbers(shown, cells) {
@@ -111,18 +126,15 @@ function tile(figure, what) {
   return box;
 }
 
-// Plotly reads some HTML in labels, and these are the user's.
+// Plotly reads some HTML in labels, and labels are texts of the user.
 const text = (label) => String(label).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 
 // --- drawing
 
 const charts = {
-  accuracy: () => curves("accuracy", "test accuracy in %", " %", data.targets),
-  gain: () => curves("gain", "points", " points", []),
-  theory: () => curves(Object.keys(data.theory)[chosen("theory-of")], "nats", "", []),
-  clients: byClient, partition, confusion,
+  metric: onTest, gain, theory, clients: byClient, partition, confusion,
 };
-const moved = ["accuracy", "gain", "theory"].filter(by); // by the methods and the axis
+const moved = ["metric", "gain", "theory"].filter(by); // they depend on the methods and the axis
 const config = { responsive: true, displaylogo: false, modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]] };
 const waiting = Object.keys(charts).filter(by);
 
@@ -131,7 +143,7 @@ function draw(id, size = {}) {
   Plotly.react(by(id), traces, { ...layout, ...size }, config);
 }
 
-function drawNext() { // one by one, so that the first is there at once and the page never stands still
+function drawNext() { // one at a time: the first is visible at once, and the page stays responsive
   if (waiting.length === drawn().length) requestAnimationFrame(() => performance.mark("first"));
   if (waiting.length) { draw(waiting.shift()); setTimeout(drawNext); } else { performance.mark("all"); document.documentElement.dataset.drawn = "all"; }
 }
@@ -151,11 +163,11 @@ for (const [id, on] of [["all", true], ["none", false]]) {
     redraw(moved);
   });
 }
-const dependent = { axis: moved, "theory-of": ["theory"], "clients-of": ["clients"], "partition-of": ["partition"], "confusion-of": ["confusion"] };
+const dependent = { axis: moved, "metric-of": ["metric"], "theory-of": ["theory"], "clients-of": ["clients"], "partition-of": ["partition"], "confusion-of": ["confusion"] };
 for (const [id, ids] of Object.entries(dependent)) by(id)?.addEventListener("change", () => redraw(ids));
 by("clients-run")?.addEventListener("change", () => { offer(); redraw(["clients"]); });
 
-function offer() { // the quantities that the run in question has
+function offer() { // the quantities of the chosen run
   const names = Object.keys(data.clients[chosen("clients-run")].tables);
   const kept = by("clients-of").value;
   by("clients-of").replaceChildren(...names.map((name) => new Option(name, name, false, name === kept)));
@@ -163,7 +175,7 @@ function offer() { // the quantities that the run in question has
 if (by("clients-of")) offer();
 for (const id of ["partition", "confusion"]) by(id)?.classList.add("square");
 
-// What was chosen outlives a reload: a page of runs on their way is loaded again and again.
+// Choices are kept when the page is loaded again, which `feddkd watch` does while runs play.
 const STORE = "feddkd report";
 function remember() {
   const selects = Object.fromEntries([...document.querySelectorAll("select")].map((one) => [one.id, one.value]));

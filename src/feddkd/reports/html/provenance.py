@@ -1,4 +1,4 @@
-"""What was run, by which command, with which versions, on what: enough to run it again."""
+"""The origin of the results: experiments, commands, versions and machines, to run them again."""
 
 import shlex
 from collections.abc import Iterable, Sequence
@@ -23,66 +23,64 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Facts:
-    """Texts: keys that all runs share, methods in full, a line a run, and what they ran with."""
+    """Texts about the origin of the records."""
 
-    task: dict[str, str]
-    methods: list[tuple[str, str]]
-    runs: list[list[str]]
+    task: dict[str, str]  # the keys that are the same in all runs
+    methods: list[tuple[str, str]]  # label and full text
+    runs: list[list[str]]  # one line for each run
     commands: list[str]
     versions: list[str]
     machines: list[str]
-    columns: tuple[str, ...] = COLUMNS
+    columns: tuple[str, ...] = COLUMNS  # the headings of `runs`
 
 
 def facts(records: Sequence[Record]) -> Facts:
+    """Return the facts about some records."""
     manifests, groups = [record.manifest for record in records], families(records)
+    parts = [part for manifest in manifests for part in [manifest, *manifest.get("resumed", [])]]
+    texts = [group[0].manifest["experiment"]["method"] for group in groups]
     return Facts(
         task=_shared([manifest["canonical"] for manifest in manifests]),
-        methods=[
-            (label, group[0].manifest["experiment"]["method"])
-            for label, group in zip(labels(groups), groups, strict=True)
-        ],
+        methods=list(zip(labels(groups), texts, strict=True)),
         runs=[_run(record) for record in records],
-        commands=_distinct(
-            _command(turn)
-            for manifest in manifests
-            for turn in [manifest, *manifest.get("resumed", [])]
-        ),
+        commands=_distinct(map(_command, parts)),
         versions=_distinct(_listed(manifest.get("versions", {})) for manifest in manifests),
         machines=_distinct(_listed(manifest.get("hardware", {})) for manifest in manifests),
     )
 
 
 def _run(record: Record) -> list[str]:
+    """Return the cells of a run's line."""
     manifest, engine = record.manifest, record.manifest.get("engine", "")
     hashes = (
         manifest["digest"],
         manifest.get("data", {}).get("digest", ""),
         manifest.get("partition", {}).get("digest", ""),
     )
-    rounds = f"{len(record.history)} of {manifest['canonical']['rounds']}" + (
-        ", ended" if "ended" in manifest else ""
-    )
-    name = engine.get("name", "") if isinstance(engine, dict) else str(engine)
-    seed, seconds, started = (
+    return [
+        record.folder.name,
         str(manifest["canonical"]["seed"]),
+        f"{len(record.history)} of {manifest['canonical']['rounds']}"
+        + (", ended" if "ended" in manifest else ""),
         f"{record.seconds:.1f}",
+        # a name while the run goes on, facts of the engine when it is finished
+        engine.get("name", "") if isinstance(engine, dict) else str(engine),
+        *(text[:12] for text in hashes),
         str(manifest.get("started", "")),
-    )
-    return [record.folder.name, seed, rounds, seconds, name, *(one[:12] for one in hashes), started]
+    ]
 
 
-def _command(turn: dict[str, Any]) -> str:
-    """As it was typed, whatever the program's path was."""
-    command = turn.get("command", [])
+def _command(part: dict[str, Any]) -> str:
+    """Return the command that was typed, with `feddkd` in place of the program's path."""
+    command = part.get("command", [])
     return shlex.join(["feddkd", *map(str, command[1:])]) if command else ""
 
 
 def _shared(tables: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Return the keys that have the same value in all tables."""
+    first = tables[0].items()
     return {
-        key: str(value)
-        for key, value in tables[0].items()
-        if all(table.get(key) == value for table in tables)
+        key: str(value) for key, value in first if all(table.get(key) == value for table in tables)
     }
 
 

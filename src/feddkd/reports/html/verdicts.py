@@ -1,8 +1,9 @@
-"""Who won, by how much, and is it significant:
+"""Verdicts: the best method, its lead, and whether the lead is significant.
 
-one verdict for each task, since only runs of one task can be compared.
+There is one verdict for each task, since only runs of one task can be compared.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -10,61 +11,71 @@ from statistics import fmean
 import numpy as np
 
 from feddkd.reports.curves import band, gain
-from feddkd.reports.statistics import Paired, paired
-from feddkd.reports.tables import families, labels, paired_cells, target_of
+from feddkd.reports.statistics import paired
+from feddkd.reports.tables import families, headline_of, labels, paired_cells, target_of
+from feddkd.rounds.metrics import Metric
 from feddkd.runs.record import Record
-from feddkd.runs.summary import mean_and_std, summarise, to_target
+from feddkd.runs.summary import best_row, mean_and_std, summarise, to_target
 
-LEVEL = 0.05  # below this chance a difference is called significant
-OF_A_METHOD = ("method", "seed", "split_seed")  # what may differ within a task
+LEVEL = 0.05  # p values below it are called significant
+METHOD_KEYS = ("method", "seed", "split_seed")  # they may differ within a task
 
 
 @dataclass(frozen=True)
 class Standing:
-    """A method in a task: its records, and by seed the test accuracy in %, of the table's column
-    "best".
+    """A method in a task: its records, and by seed the headline metric of the column "best", in the
+    unit that is shown.
     """
 
     label: str
     group: list[Record]
+    metric: Metric
     by_seed: Mapping[int, float]
 
     @property
     def mean(self) -> float:
-        return fmean(self.by_seed.values())
+        """The mean over seeds; NaN if no seed has a value."""
+        return fmean(self.by_seed.values()) if self.by_seed else math.nan
 
     @property
     def shown(self) -> str:
+        """Mean and deviation as text."""
+        digits, unit = self.metric.digits, self.metric.unit
+        if len(self.by_seed) < 2:
+            return f"{self.mean:.{digits}f}{unit}"
         mean, deviation = mean_and_std(list(self.by_seed.values()))
-        return f"{mean:.2f} ± {deviation:.2f} %" if len(self.by_seed) > 1 else f"{mean:.2f} %"
+        return f"{mean:.{digits}f} ± {deviation:.{digits}f}{unit}"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What to say of a task: in a sentence, in some figures, and the leading method against each
-    other one.
-    """
+    """The texts about a task: a sentence, some figures, and the best method against each other."""
 
     task: str
     lead: Standing
     sentence: str
     certainty: str
-    tiles: list[tuple[str, str]]  # a figure and what it is
+    tiles: list[tuple[str, str]]  # a figure and its meaning
     against: list[list[str]]
 
 
 def ranked(records: Sequence[Record]) -> list[Record]:
-    """The same records, the most accurate method first."""
-    return [
-        record for group in sorted(families(records), key=_mean, reverse=True) for record in group
-    ]
+    """Return the same records, the best method first."""
+    metric = headline_of(records)
+
+    def rank(group: Sequence[Record]) -> float:
+        return metric.rank(_standing("", list(group), metric).mean)
+
+    groups = sorted(families(records), key=rank, reverse=True)
+    return [record for group in groups for record in group]
 
 
 def verdicts(records: Sequence[Record]) -> list[Verdict]:
-    groups = families(records)
+    """Return a verdict for each task."""
+    metric, groups = headline_of(records), families(records)
     tasks: dict[tuple[str, ...], list[Standing]] = {}
     for label, group in zip(labels(groups), groups, strict=True):
-        tasks.setdefault(_task(group[0]), []).append(Standing(label, group, _by_seed(group)))
+        tasks.setdefault(_task(group[0]), []).append(_standing(label, group, metric))
     titles = _titles(list(tasks))
     return [
         _verdict(title, standings) for title, standings in zip(titles, tasks.values(), strict=True)
@@ -72,26 +83,31 @@ def verdicts(records: Sequence[Record]) -> list[Verdict]:
 
 
 def _verdict(task: str, standings: list[Standing]) -> Verdict:
-    lead, *others = sorted(standings, key=lambda one: one.mean, reverse=True)
-    tests = [(other, paired(lead.by_seed, other.by_seed)) for other in others]
-    first = tests[0] if tests else None
-    sentence = f"reaches {lead.shown}" + (f", {_ahead(lead, first[0])}" if first else "")
-    against = [[other.label, *paired_cells(test)] for other, test in tests if test is not None]
-    return Verdict(
-        task, lead, sentence, _certainty(first[1]) if first else "", _tiles(lead, first), against
-    )
+    rank = standings[0].metric.rank
+    lead, *others = sorted(standings, key=lambda one: rank(one.mean), reverse=True)
+    sentence, certainty = f"reaches {lead.shown}", ""
+    if others:
+        sentence += f", {_ahead(lead, others[0])}"
+        certainty = _certainty(lead, others[0])
+    against = []
+    for other in others:
+        test = paired(lead.by_seed, other.by_seed)
+        if test is not None:
+            against.append([other.label, *paired_cells(test, lead.metric.digits)])
+    return Verdict(task, lead, sentence, certainty, _tiles(lead, others[:1]), against)
 
 
 def _ahead(lead: Standing, second: Standing) -> str:
-    gap = lead.mean - second.mean
-    return (
-        f"level with {second.label}"
-        if gap == 0
-        else f"{gap:.2f} points ahead of {second.label}, the next best"
-    )
+    """Return the lead over the second method as text."""
+    gap, metric = abs(lead.mean - second.mean), lead.metric
+    if gap == 0:
+        return f"level with {second.label}"
+    return f"{gap:.{metric.digits}f}{metric.difference_unit} ahead of {second.label}, the next best"
 
 
-def _certainty(test: Paired | None) -> str:
+def _certainty(lead: Standing, second: Standing) -> str:
+    """Return a sentence that says whether the lead is significant."""
+    test = paired(lead.by_seed, second.by_seed)
     if test is None or test.t_p is None:
         seeds = 0 if test is None else test.difference.n
         return (
@@ -99,61 +115,65 @@ def _certainty(test: Paired | None) -> str:
             " needs 3 that differ."
         )
     verdict = "significant" if test.t_p < LEVEL else "not significant"
-    higher = f"Higher in {test.wins} of {test.difference.n} seeds"
-    return f"{higher}; p = {test.t_p:.2g} in a paired t-test: {verdict} at {100 * LEVEL:g} %."
-
-
-def _tiles(lead: Standing, first: tuple[Standing, Paired | None] | None) -> list[tuple[str, str]]:
-    tiles = [(lead.shown, f"test accuracy, {summarise(lead.group[0].history)['selection']}")]
-    if first is not None:
-        tiles.append((f"{lead.mean - first[0].mean:+.2f}", f"points on {first[0].label}"))
-        if first[1] is not None and first[1].t_p is not None:
-            tiles.append(
-                (f"p = {first[1].t_p:.2g}", f"paired t-test, {first[1].difference.n} seeds")
-            )
-    target = target_of(lead.group)
-    reached = (
-        []
-        if target is None
-        else [cost["round"] for r in lead.group if (cost := to_target(r.history, target))]
+    rank, word = lead.metric.rank, "Higher" if lead.metric.higher_is_better else "Lower"
+    common = lead.by_seed.keys() & second.by_seed.keys()
+    wins = sum(rank(lead.by_seed[seed]) > rank(second.by_seed[seed]) for seed in common)
+    return (
+        f"{word} in {wins} of {test.difference.n} seeds; p = {test.t_p:.2g} in a paired t-test:"
+        f" {verdict} at {100 * LEVEL:g} %."
     )
-    if reached and target is not None:
-        tiles.append(
-            (
-                f"{fmean(reached):.3g}",
-                f"rounds to {100 * target:g} %, {len(reached)} of {len(lead.group)} seeds",
-            )
-        )
-    if (gained := band(lead.group, gain)) is not None:
-        tiles.append(
-            (
-                f"{np.nanmean(gained.mean):+.2f}",
-                "points of DKD on the plain average, mean over rounds",
-            )
-        )
-    return tiles
+
+
+def _tiles(lead: Standing, second: Sequence[Standing]) -> list[tuple[str, str]]:
+    """Return the figures of the best method, each with its meaning."""
+    metric, selection = lead.metric, summarise(lead.group[0].history)["selection"]
+    tiles = [(lead.shown, f"test {metric.title}, {selection}")]
+    for other in second:
+        test = paired(lead.by_seed, other.by_seed)
+        gap = f"{lead.mean - other.mean:+.{metric.digits}f}"
+        tiles.append((gap, f"{metric.difference_unit} against {other.label}".strip()))
+        if test is not None and test.t_p is not None:
+            tiles.append((f"p = {test.t_p:.2g}", f"paired t-test, {test.difference.n} seeds"))
+    return [*tiles, *_target_tile(lead), *_gain_tile(lead)]
+
+
+def _target_tile(lead: Standing) -> list[tuple[str, str]]:
+    target, metric = target_of(lead.group), lead.metric
+    if target is None:
+        return []
+    reached = [to_target(record.history, target) for record in lead.group]
+    rounds = [one["round"] for one in reached if one is not None]
+    if not rounds:
+        return []
+    goal = f"{metric.scale * target:g}{metric.unit}"
+    return [(f"{fmean(rounds):.3g}", f"rounds to {goal}, {len(rounds)} of {len(lead.group)} seeds")]
+
+
+def _gain_tile(lead: Standing) -> list[tuple[str, str]]:
+    metric = lead.metric
+    gained = band(lead.group, gain(metric))
+    if gained is None:
+        return []
+    title = f"{metric.difference_unit} of DKD on the plain average, mean over rounds".strip()
+    return [(f"{np.nanmean(gained.mean):+.{metric.digits}f}", title)]
 
 
 def _task(record: Record) -> tuple[str, ...]:
-    return tuple(
-        f"{key} {value}"
-        for key, value in record.manifest["canonical"].items()
-        if key not in OF_A_METHOD
-    )
+    """Return the keys that must be equal in runs that are compared."""
+    canonical = record.manifest["canonical"].items()
+    return tuple(f"{key} {value}" for key, value in canonical if key not in METHOD_KEYS)
 
 
 def _titles(tasks: list[tuple[str, ...]]) -> list[str]:
-    """By what tells them apart; nothing where there is one."""
+    """Return for each task the keys in which tasks differ; an empty text if there is only one."""
     common = set.intersection(*map(set, tasks))
     return [", ".join(part for part in task if part not in common) for task in tasks]
 
 
-def _by_seed(group: Sequence[Record]) -> dict[int, float]:
-    return {
-        record.manifest["canonical"]["seed"]: 100 * summarise(record.history)["test_accuracy"]
-        for record in group
-    }
-
-
-def _mean(group: Sequence[Record]) -> float:
-    return fmean(_by_seed(group).values())
+def _standing(label: str, group: list[Record], metric: Metric) -> Standing:
+    by_seed = {}
+    for record in group:
+        value = best_row(record.history).get(metric.test_key)
+        if value is not None:
+            by_seed[record.manifest["canonical"]["seed"]] = metric.scale * value
+    return Standing(label, group, metric, by_seed)

@@ -1,0 +1,1 @@
+"""Experiments on disk: run folders, checkpoints, resuming, forecasts, loggers."""
