@@ -1,4 +1,4 @@
-"""Debian's Chromium, without a window: what a reader of the report sees. Never downloads a browser."""
+"""Headless Chromium of Debian, which shows what a reader of the report sees; no downloads."""
 
 import base64
 import shutil

@@ -188,7 +188,7 @@ def test_the_document_of_no_jobs_still_says_where_it_was_made() -> None:
 
 
 def test_an_engine_that_cannot_cast_is_not_measured_against_a_loop_that_does() -> None:
-    with pytest.raises(InputError, match="engine 'serial' .* 'bf16'"):
+    with pytest.raises(InputError, match=r"engine 'serial' .* 'bf16'"):
         _ = BenchSetting("serial", torch.device("cuda"), "bf16", 1).options
 
 

@@ -234,9 +234,11 @@ def test_on_paper_it_is_light_and_whole_and_the_screen_is_as_before(page: Any) -
 
 
 def test_everything_that_can_be_worked_has_a_name_and_can_be_reached_by_keyboard(page: Any) -> None:
-    unnamed = """return [...document.querySelectorAll("select, input, button, [role]")].filter((one) =>
+    unnamed = """return [...document.querySelectorAll("select, input, button, [role]")].filter(
+        (one) =>
         !one.parentElement.closest(".chart") &&
-        !(one.getAttribute("aria-label") || one.textContent.trim() || one.labels?.[0]?.textContent.trim())).length"""
+        !(one.getAttribute("aria-label") || one.textContent.trim()
+          || one.labels?.[0]?.textContent.trim())).length"""
     assert page.run(unnamed) == 0
     assert page.run("return document.documentElement.lang") == "en"
     levels = page.run(

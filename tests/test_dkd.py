@@ -34,7 +34,7 @@ def divergence(kind: str, temperature: float, taught: Tensor, student: Tensor) -
 
 @dataclass
 class Switched(Plain):
-    """Plain DKD with one client's gradient after another, weighed, divergence and momentum as told."""
+    """Plain DKD, client after client, with the given weights, divergence and momentum."""
 
     options: dict[str, Any] = field(default_factory=dict)
     velocity: dict[str, Tensor] = field(default_factory=dict)

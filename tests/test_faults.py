@@ -240,9 +240,7 @@ def engine_after(event: str | None, bad: Sequence[int] = ()) -> Serial:
     return engine
 
 
-def test_what_a_late_client_holds_moves_on_and_what_one_that_dropped_out_or_went_bad_holds_does_not() -> (
-    None
-):
+def test_a_late_clients_memo_changes_and_that_of_a_dropped_or_bad_one_does_not() -> None:
     present, late, dropped = (engine_after(event).memos_of(0) for event in (None, "late", "drop"))
     assert distance(dict(late[1]["control"]), dict(present[1]["control"])) == 0
     assert any(tensor.any() for tensor in late[1]["control"].values())

@@ -199,7 +199,7 @@ def test_private_tensors_do_not_travel() -> None:
 
 @dataclass
 class Watched(Serial):
-    """A serial engine that notes its orders, and in which some clients do not answer some phases."""
+    """A serial engine that notes its orders; some clients do not answer some phases."""
 
     silent: dict[str, set[int]] = field(default_factory=dict)
     seen: list[tuple[str, Order, Exchange]] = field(default_factory=list)

@@ -254,7 +254,7 @@ def test_fedgkd_forgets_what_no_longer_fits_into_its_buffer_and_not_sooner() -> 
 
 
 @pytest.mark.parametrize("cohort", [2, 3])
-def test_feddyn_with_alpha_near_zero_trains_like_fedavg_and_adds_the_mean_moves_of_all_rounds_so_far(
+def test_feddyn_with_alpha_near_zero_is_fedavg_with_the_mean_moves_of_all_rounds(
     cohort: int,
 ) -> None:
     """The local terms vanish with alpha, -h/alpha does not: it is the sum of share * (mean w_k -

@@ -344,7 +344,7 @@ def test_two_rounds_of_fedma_equal_the_plain_computation(
     ],
 )
 def test_fedma_of_clients_that_hardly_moved_is_their_average(text: str) -> None:
-    """Then every unit is nearest to itself. With equal clients the two ways to weigh them are one."""
+    """Every unit is nearest to itself, and equal clients have equal weights."""
     data = (
         DATA
         if "examples" in text
@@ -364,9 +364,7 @@ def test_fedma_of_a_single_client_is_that_client_s_training() -> None:
     assert distance(once.params, alone.params) < 1e-12
 
 
-def test_in_exchange_l_of_a_round_the_layers_before_are_frozen_and_the_others_the_client_s_own() -> (
-    None
-):
+def test_in_exchange_l_the_layers_before_are_frozen_and_the_others_are_the_clients() -> None:
     engine, _ = watched(parse("fedma(epochs=1, batch_size=8, momentum=0.9, weight_decay=0.1)"))
     sent = [
         (name, order.cohort, set(order.sent))

@@ -1,4 +1,4 @@
-"""Whatever is started is ended: when its block is left, when the block breaks, when we are killed."""
+"""Started processes end when their block ends, when it raises, and when we are killed."""
 
 import signal
 import subprocess

@@ -218,9 +218,7 @@ def test_no_later_replay_changes_a_result(
     assert apart(found, at_once) == 0
 
 
-def test_what_adam_computes_in_float64_is_written_out_once_for_each_lane_and_nothing_else_changes() -> (
-    None
-):
+def test_adams_float64_part_is_written_out_for_each_lane_and_nothing_else_changes() -> None:
     random = torch.Generator().manual_seed(0)
     w, g = (
         {"a": torch.randn(3, 4, 5, generator=random), "b": torch.randn(3, 7, generator=random)}

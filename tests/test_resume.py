@@ -288,7 +288,8 @@ def told(index, row):
     print(row["round"], flush=True)
     time.sleep(0.1)
 try:
-    execute_watched(pair(), out=Path(sys.argv[1]), engine="serial", every=Every(rounds=1000), on_row=told)
+    how = {"engine": "serial", "every": Every(rounds=1000)}
+    execute_watched(pair(), out=Path(sys.argv[1]), on_row=told, **how)
 except Halted as halted:
     print(halted, flush=True)
     sys.exit(halted.status)

@@ -202,7 +202,7 @@ def counts_on_everybody_in_the_second_exchange() -> Method:
 
 
 def keeps_its_head_in_a_memo_of_its_own() -> Method:
-    """FedPer by hand: heads are trained at home, and nobody says so to those who judge the model."""
+    """FedPer by hand: heads are trained at the clients, but the evaluation does not know it."""
 
     def head(model: Model, params: Tensors) -> Tensors:
         return {name: w for name, w in params.items() if name.startswith(f"{model.head}.")}

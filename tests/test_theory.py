@@ -80,9 +80,7 @@ def linear_clients(homogeneous: bool) -> tuple[Model, list[Weights], list[Pair]]
     )
 
 
-def test_corollary_1_for_a_linear_model_on_homogeneous_data_the_average_is_already_the_fixed_point() -> (
-    None
-):
+def test_corollary_1_a_linear_models_average_is_the_fixed_point_on_homogeneous_data() -> None:
     model, teachers, data = linear_clients(homogeneous=True)
     average = weighted_mean(stack(teachers), [1, 1, 1])
     after = distilled(
@@ -91,9 +89,7 @@ def test_corollary_1_for_a_linear_model_on_homogeneous_data_the_average_is_alrea
     assert distance(after, average) < 1e-12
 
 
-def test_corollary_1_fails_on_heterogeneous_data_where_distillation_finds_the_least_squares_solution() -> (
-    None
-):
+def test_corollary_1_fails_on_heterogeneous_data_where_dkd_finds_the_least_squares() -> None:
     model, teachers, data = linear_clients(homogeneous=False)
     average = weighted_mean(stack(teachers), [1, 1, 1])
     after = distilled(

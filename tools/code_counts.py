@@ -1,4 +1,6 @@
-"""Count what makes the code hard to read: `python tools/code_counts.py [FOLDER]` prints one line for each count.
+"""Count what makes the code hard to read.
+
+`python tools/code_counts.py [FOLDER]` prints one line for each count.
 
 FOLDER is the package, src/feddkd unless given; so that an older version can be counted beside it.
 """
@@ -60,7 +62,7 @@ def package_levels(known: dict[str, Path], root: str) -> int:
 
 
 def top(name: str, root: str) -> str:
-    """Return the folder or loose module at the top that a module belongs to; empty for the package."""
+    """Return the folder or loose module at the top of a module; empty for the package."""
     return name.removeprefix(root).removeprefix(".").partition(".")[0]
 
 

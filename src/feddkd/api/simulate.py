@@ -94,7 +94,8 @@ def simulate(
         progress: Show a progress bar on standard error; by default if that is a terminal.
         on_round: Called with the row of each round that is played. The run ends early if it returns
             True.
-        target: A value of the headline metric; the result's summary has the round and the costs at which it was
+        target: A value of the headline metric; the result's summary has the round and the costs at
+            which it was
             reached. The run does not stop there.
 
     Returns:

@@ -38,7 +38,7 @@ class Follower:
     rounds: int = 0
 
     def after(self, row: Row) -> str:
-        """Return the headline metric, the gain of DKD, and images per second since the run began."""
+        """Return the headline metric, the gain of DKD, and images per second of the run."""
         self.images += sum(
             exchange.phase.reads.examples(self.sizes[client])
             for exchange in self.experiment.parsed_method.plan(row["round"])
