@@ -10,7 +10,8 @@ import torch
 
 from feddkd.experiment import Experiment
 from feddkd.runs.record import folder_name
-from feddkd.runs.recorder import Recorder, describe
+from feddkd.runs.description import manifest_of
+from feddkd.runs.recorder import Recorder, circumstances
 
 METHODS = [
     f"fedavg(lr={lr})" + tail
@@ -38,7 +39,8 @@ def _write(folder: Path, experiment: Experiment) -> None:
     recorder = Recorder(folder)
     recorder.take()
     with closing(recorder):
-        recorder.begin(describe(experiment, engine="none", device=torch.device("cpu"), **facts))
+        around = circumstances("none", torch.device("cpu"))
+        recorder.begin({**manifest_of(experiment), **facts, **around})
         for row in _rows(experiment, draw):
             recorder.row(row, 0.1)
         names = [str(label) for label in range(CLASSES)]

@@ -1,4 +1,4 @@
-"""Writes a run's folder, as `record.py` describes and reads it."""
+"""The writer of a run's folder. `record.py` says what is in it and reads it."""
 
 import json
 import math
@@ -15,31 +15,25 @@ from typing import IO, Any
 import numpy
 import torch
 
-from feddkd.runs import checkpoint
 from feddkd.errors import InputError
-from feddkd.experiment import Experiment
-from feddkd.runs.lock import Lock
 from feddkd.rounds.loop import Row
+from feddkd.runs import checkpoint
+from feddkd.runs.lock import Lock
 from feddkd.version import __version__
 
 LINES = ("rounds.jsonl", "timings.jsonl")
+PRIVATE = "private.safetensors"
+# what must not differ when a run is continued
+SAME = ("digest", "data", "partition", "constants", "weights")
+CIRCUMSTANCES = ("engine", "started", "command", "versions", "hardware")
 
 
-def describe(
-    experiment: Experiment, *, engine: str, device: torch.device, **facts: Any
-) -> dict[str, Any]:
-    """The manifest: enough to verify a result, or to refuse it as not comparable."""
+def circumstances(engine: str, device: torch.device) -> dict[str, Any]:
+    """Return the part of a manifest that says how and where a run is carried out."""
+    on_gpu = device.type == "cuda"
+    name = torch.cuda.get_device_name(device) if on_gpu else platform.processor() or "cpu"
     return {
-        "experiment": experiment.as_dict(),
-        "canonical": experiment.canonical,
-        "digest": experiment.digest,
-        "family": experiment.family,
-        "protocol": {
-            "test_accuracy": experiment.protocol.value,
-            "average_test_accuracy": "the same, before DKD (plain average)",
-        },
-        **facts,
-        "engine": engine,
+        "engine": {"name": engine},  # `finish` adds what the engine chose
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": sys.argv,
         "versions": {
@@ -51,9 +45,7 @@ def describe(
         "hardware": {
             "machine": platform.machine(),
             "system": platform.platform(),
-            "device": torch.cuda.get_device_name(device)
-            if device.type == "cuda"
-            else platform.processor() or "cpu",
+            "device": name,
             "threads": torch.get_num_threads(),
         },
     }
@@ -61,10 +53,10 @@ def describe(
 
 @dataclass
 class Recorder:
-    """Writes one run's folder as the run goes on. Nobody else may write there meanwhile."""
+    """Writes the folder of one run while the run goes on. The folder is locked meanwhile."""
 
     folder: Path
-    seconds: float = 0.0  # that its rounds have taken, before a halt and after it
+    seconds: float = 0.0  # of all rounds so far, before and after a halt
     _files: dict[str, IO[str]] = field(default_factory=dict)
     _lock: Lock = field(init=False)
 
@@ -80,37 +72,34 @@ class Recorder:
             raise InputError(f"cannot write the run to {self.folder}: {error.strerror}") from None
 
     def begin(self, manifest: Mapping[str, Any]) -> None:
-        """Anew: whatever was there is written over."""
-        for name in ("summary.json", "confusion.json", "final.safetensors"):
+        """Start a new record. It replaces what is in the folder."""
+        for name in ("summary.json", "confusion.json", "final.safetensors", PRIVATE):
             (self.folder / name).unlink(missing_ok=True)
         checkpoint.remove(self.folder)
         self._write("manifest.json", manifest)
         self._open("w")
 
     def go_on(self, manifest: Mapping[str, Any], after: int) -> list[Row]:
-        """Go on after a round: lines of later rounds, and a torn one, are cut off. Returns the rows
-        that stand.
+        """Continue a record after a round, and return the rows up to there.
+
+        Lines of later rounds, and an incomplete last line, are cut off.
         """
         before = json.loads((self.folder / "manifest.json").read_text(encoding="utf-8"))
-        for key in ("digest", "data", "partition", "constants"):
-            if before.get(key) != manifest.get(key):
+        for key in SAME:
+            old, new = before.get(key), manifest.get(key)
+            if old != new:
                 raise InputError(
-                    f"the run in {self.folder} cannot go on: its {key} was {before.get(key)}, and now is {manifest.get(key)}"
+                    f"the run in {self.folder} cannot be continued: its {key} was {old}, now {new}"
                 )
-        turn = {
-            "after": after,
-            **{
-                key: manifest[key]
-                for key in ("engine", "started", "command", "versions", "hardware")
-            },
-        }
+        turn = {"after": after, **{key: manifest[key] for key in CIRCUMSTANCES}}
         before.pop("ended", None)
         self._write("manifest.json", {**before, "resumed": [*before.get("resumed", []), turn]})
         rows, timings = (_cut(self.folder / name, after) for name in LINES)
         self.seconds = sum(line["seconds"] for line in timings)
         if len(rows) != after:
             raise InputError(
-                f"the run in {self.folder} has a checkpoint of round {after}, but the lines of {len(rows)} rounds"
+                f"the run in {self.folder} has a checkpoint of round {after},"
+                f" but the rows of {len(rows)} rounds"
             )
         self._open("a")
         return rows
@@ -119,34 +108,34 @@ class Recorder:
         self._files = {name: (self.folder / name).open(mode, encoding="utf-8") for name in LINES}
 
     def row(self, row: Row, seconds: float) -> None:
+        """Write the line of a round, and the seconds it took."""
         self.seconds += seconds
-        for name, line in zip(
-            LINES, (row, {"round": row["round"], "seconds": round(seconds, 6)}), strict=True
-        ):
+        timing = {"round": row["round"], "seconds": round(seconds, 6)}
+        for name, line in zip(LINES, (row, timing), strict=True):
             self._files[name].write(json.dumps(_without_nan(line), allow_nan=False) + "\n")
             self._files[name].flush()
 
     def keep(self, name: str, content: Mapping[str, Any]) -> None:
-        """A small file beside the lines, compact."""
+        """Write a small JSON file beside the rows."""
         checkpoint.put(self.folder / name, (json.dumps(content) + "\n").encode())
 
     def sync(self) -> None:
-        """Lines on disk before a checkpoint counts on them."""
+        """Wait until the rows are on disk; a checkpoint relies on them."""
         for file in self._files.values():
             os.fsync(file.fileno())
 
-    def finish(self, summary: Mapping[str, Any], engine: Mapping[str, Any]) -> None:
-        """The summary, and in the manifest what the engine decided along the way."""
-        manifest = json.loads((self.folder / "manifest.json").read_text(encoding="utf-8"))
-        self._write("manifest.json", {**manifest, "engine": engine})
+    def finish(self, summary: Mapping[str, Any], engine: Mapping[str, Any], **facts: Any) -> None:
+        """Write the summary, and in the manifest what the engine chose and other late facts."""
+        self._extend_manifest({"engine": engine, **facts})
         self._write("summary.json", summary)
         checkpoint.remove(self.folder)
         self.close()
 
     def tidy(self) -> None:
-        """Removes what a run left that was killed between its summary and its end."""
+        """Remove what a run left that was killed between its summary and its end."""
         if self._lock.path.exists() or (self.folder / checkpoint.FOLDER).exists():
-            # its own writer is at it, or nobody may: a finished run is whole either way
+            # a process that still writes here, or a read-only folder, changes nothing: the
+            # finished run is complete either way
             with suppress(InputError, OSError):
                 self._lock.take()
                 try:
@@ -155,24 +144,27 @@ class Recorder:
                     self._lock.give_back()
 
     def end(self, why: str) -> None:
-        """A run that could not go on: its rows stay, and the manifest tells."""
-        manifest = json.loads((self.folder / "manifest.json").read_text(encoding="utf-8"))
-        self._write("manifest.json", {**manifest, "ended": why})
+        """Record why a run could not go on. Its rows stay."""
+        self._extend_manifest({"ended": why})
         self.close()
 
     def close(self) -> None:
+        """Close the files and unlock the folder."""
         for file in self._files.values():
             file.close()
         self._lock.give_back()
 
+    def _extend_manifest(self, facts: Mapping[str, Any]) -> None:
+        manifest = json.loads((self.folder / "manifest.json").read_text(encoding="utf-8"))
+        self._write("manifest.json", {**manifest, **facts})
+
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
-        checkpoint.put(
-            self.folder / name, (json.dumps(_without_nan(content), indent=2) + "\n").encode()
-        )
+        text = json.dumps(_without_nan(content), indent=2) + "\n"
+        checkpoint.put(self.folder / name, text.encode())
 
 
 def _cut(path: Path, after: int) -> list[dict[str, Any]]:
-    """Leave the whole lines of rounds up to `after` in a file, and return them."""
+    """Cut a file after the complete lines of rounds up to `after`, and return these."""
     kept: list[dict[str, Any]] = []
     end = 0
     with path.open("rb+") as file:
@@ -186,9 +178,12 @@ def _cut(path: Path, after: int) -> list[dict[str, Any]]:
 
 
 def _without_nan(value: Any) -> Any:
-    """JSON has no NaN or infinity, and the loss of a run that diverged is one of them: null."""
+    """Return a value with null for NaN and infinity, such as the loss of a run that diverged.
+
+    JSON has neither.
+    """
     if isinstance(value, dict):
-        return {key: _without_nan(own) for key, own in value.items()}
+        return {key: _without_nan(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_without_nan(own) for own in value]
+        return [_without_nan(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

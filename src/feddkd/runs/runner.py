@@ -10,10 +10,11 @@ from feddkd.engines.interface import EngineFactory
 from feddkd.engines.select import check_engine, find_device
 from feddkd.errors import InputError, choices
 from feddkd.experiment import Experiment
+from feddkd.runs.description import describe_experiment
 from feddkd.runs.prepare import Prepared, prepare
 from feddkd.runs.record import finished_summary, folder_name
 from feddkd.runs.recorder import Recorder
-from feddkd.runs.session import OFTEN, Event, Every, RunEnded, Session, abreast
+from feddkd.runs.session import OFTEN, Event, Every, RunEnded, Session, abreast, job
 
 
 @dataclass(frozen=True)
@@ -54,10 +55,11 @@ def play(experiments: Sequence[Experiment], out: Path, how: How = How()) -> Gene
         prepared = [prepare(experiments[todo[n]], how.data) for n in group.members]
         for together in _one_program(prepared):
             numbers = [todo[group.members[n]] for n in together]
+            chosen, ready = [experiments[at] for at in numbers], [prepared[n] for n in together]
             session = Session(
-                [experiments[at] for at in numbers],
+                job(chosen, ready),
+                list(map(describe_experiment, chosen, ready)),
                 [folders[at] for at in numbers],
-                [prepared[n] for n in together],
                 [group.snapshots[n] for n in together] if group.snapshots else [],
                 how.every,
                 how.until,

@@ -1,7 +1,4 @@
-"""Some runs on their way together:
-
-play the rounds, write the record, keep checkpoints, go on from them.
-"""
+"""Runs in lock-step with their folders: play the rounds, write the records and checkpoints."""
 
 import logging
 import time
@@ -12,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors.torch import save_file
 
 from feddkd.engines.interface import EngineFactory
 from feddkd.engines.select import engine_name, find_device
@@ -20,8 +18,9 @@ from feddkd.models.weight_files import write_weights
 from feddkd.rounds.loop import Row, Run
 from feddkd.runs import checkpoint
 from feddkd.runs.checkpoint import Writer
+from feddkd.runs.description import RunDescription
 from feddkd.runs.prepare import Prepared
-from feddkd.runs.recorder import Recorder, describe
+from feddkd.runs.recorder import PRIVATE, Recorder, circumstances
 from feddkd.runs.signals import Enough, Halt, Halted
 from feddkd.runs.summary import summarise
 from feddkd.simulation import DTYPES, Job, Simulation, Snapshot, Start
@@ -31,14 +30,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Every:
-    """When to write a checkpoint: after so many rounds, or once so many minutes have passed since
-    the last.
-    """
+    """When to write a checkpoint: after every `rounds` rounds if given, else after `minutes`."""
 
     rounds: int | None = None
     minutes: float = 1.0
 
     def due(self, round: int, seconds: float) -> bool:
+        """Return whether to write one after a round, `seconds` after the last checkpoint."""
         return seconds >= 60 * self.minutes if self.rounds is None else round % self.rounds == 0
 
 
@@ -46,54 +44,52 @@ OFTEN = Every()
 
 
 class Group(NamedTuple):
+    """Runs that continue together, by their numbers, and their snapshots of one round."""
+
     members: list[int]
-    snapshots: list[Snapshot]  # all of the same round; none: from the beginning
+    snapshots: list[Snapshot]  # none if the runs start from the beginning
 
 
 def abreast(
     folders: Sequence[Path], digests: Sequence[str], device: torch.device, fresh: bool
 ) -> list[Group]:
-    """Runs that can go on side by side, since they stand after the same round: if possible all of
-    them.
+    """Return groups of runs that can continue in lock-step: all together if there is a round of
+    which every run has a checkpoint.
     """
-    members = range(len(folders))
-    if fresh or not folders:
-        return [Group(list(members), [])] if folders else []
-    held = [_good(folder, digest, device) for folder, digest in zip(folders, digests, strict=True)]
-    common = set.intersection(*map(set, held))
-    stands = [max(common or own, default=0) for own in held]
-    return [
-        Group(
-            [n for n in members if stands[n] == t],
-            [held[n][t] for n in members if stands[n] == t] if t else [],
-        )
-        for t in sorted(set(stands))
-    ]
+    if not folders:
+        return []
+    if fresh:
+        return [Group(list(range(len(folders))), [])]
+    saved = [_good(folder, digest, device) for folder, digest in zip(folders, digests, strict=True)]
+    common = set.intersection(*map(set, saved))
+    last = [max(common or snapshots, default=0) for snapshots in saved]
+    groups = []
+    for t in sorted(set(last)):
+        members = [n for n in range(len(folders)) if last[n] == t]
+        groups.append(Group(members, [saved[n][t] for n in members] if t else []))
+    return groups
 
 
 def _good(folder: Path, digest: str, device: torch.device) -> dict[int, Snapshot]:
-    """A run's checkpoints by round.
-
-    A damaged one is passed over with a line that says so: the one before is as good.
-    """
-    found = {}
+    """Return the checkpoints of a run by round. Log damaged ones and leave them out."""
+    snapshots = {}
     for round in checkpoint.rounds(folder):
         try:
-            found[round] = checkpoint.read(folder, digest, round, device)
+            snapshots[round] = checkpoint.read(folder, digest, round, device)
         except checkpoint.DamagedError as error:
-            log.warning("%s; it is left aside", error)
-    return found
+            log.warning("%s; it is ignored", error)
+    return snapshots
 
 
 class RunBegun(NamedTuple):
     """A run has a folder and is about to play its first round."""
 
-    at: int  # its place among the experiments
+    at: int  # its position among the runs
     sizes: Sequence[int]  # how many training examples each client has
 
 
 class RoundPlayed(NamedTuple):
-    """A round is over and stands in the record."""
+    """A round is over and is in the record."""
 
     at: int
     row: Row
@@ -116,65 +112,63 @@ class Session:
     `play()` is the loop: it records every round and yields what happens.
     """
 
-    experiments: Sequence[Experiment]
+    job: Job
+    descriptions: Sequence[RunDescription]
     folders: Sequence[Path]
-    prepared: Sequence[Prepared]
-    snapshots: Sequence[Snapshot]
-    every: Every
-    until: int | None = None  # stop after this round, to go on another time
+    snapshots: Sequence[Snapshot] = ()
+    every: Every = OFTEN
+    until: int | None = None  # stop after this round, to continue another time
+    keep_private: bool = False  # whether the record keeps the tensors that clients keep
     histories: list[list[Row]] = field(default_factory=list)
+    stopped: str | None = None  # why the runs end before their last round
 
     def play(
-        self, engine: str | EngineFactory, device: str, options: Mapping[str, Any] | None
+        self, engine: str | EngineFactory, device: str, options: Mapping[str, Any] | None = None
     ) -> Generator[Event]:
-        """Play the rounds that remain and yield events; `at` is the place in `experiments`."""
+        """Play the rounds that remain and yield events; `at` is the position in `descriptions`.
+
+        If `stopped` is set while a round's events are handled, the runs end after that round.
+        """
         self.recorders, self.writer = [Recorder(folder) for folder in self.folders], Writer()
+        begin = partial(Simulation, self.job, engine, device, options, self.snapshots)
         try:
-            with (
-                Halt() as halt,
-                Simulation(self.job(), engine, device, options, self.snapshots) as simulation,
-            ):
-                rounds = simulation.rounds()  # complains now, before anything is written
+            with Halt() as halt, begin() as simulation:
+                rounds = simulation.rounds()  # raises an error before anything is written
                 yield from self._open(engine_name(engine), find_device(device))
                 for rows in rounds:
                     yield from self._record(rows)
+                    if self.stopped is not None:
+                        break
                     self._save_if_due(simulation, halt)
                 self._keep_confusions(simulation)
                 self.writer.wait()
                 for run in simulation.runs:
-                    yield RunEnded(run.index, self._finish(run, simulation.facts))
+                    yield RunEnded(run.index, self._finish(run, simulation))
         except Enough:
-            for at in range(len(self.experiments)):
-                yield RunEnded(at, self._stand(at))
+            for at in range(len(self.descriptions)):
+                yield RunEnded(at, self._progress_of(at))
         finally:
             self.writer.close()
             for recorder in self.recorders:
                 recorder.close()
 
-    def job(self) -> Job:
-        """Return what the experiments describe: they differ in their seeds alone."""
-        return job(self.experiments, self.prepared)
-
     def _open(self, engine: str, device: torch.device) -> Iterator[RunBegun]:
         """Make or reopen all folders, then yield an event for each run."""
         for recorder in self.recorders:
             recorder.take()
-        for experiment, ready, recorder in zip(
-            self.experiments, self.prepared, self.recorders, strict=True
-        ):
-            manifest = _manifest(experiment, ready, engine, device)
+        for at, recorder in enumerate(self.recorders):
+            description, federation = self.descriptions[at], self.job.starts[at].federation
+            manifest = {**description.manifest, **circumstances(engine, device)}
             if self.snapshots:
                 self.histories.append(recorder.go_on(manifest, self.snapshots[0].round))
             else:
                 recorder.begin(manifest)
                 self.histories.append([])
-            recorder.keep(
-                "partition.json",
-                {"classes": ready.data.labels, "counts": ready.federation.held.tolist()},
-            )
+            counts = federation.held.tolist()
+            recorder.keep("partition.json", {"classes": description.labels, "counts": counts})
         self.last = self.saved = time.perf_counter()
-        for at, ready in enumerate(self.prepared):
-            yield RunBegun(at, ready.federation.sizes)
+        for at, start in enumerate(self.job.starts):
+            yield RunBegun(at, start.federation.sizes)
 
     def _record(self, rows: Mapping[int, Row]) -> Iterator[RoundPlayed]:
         """Write the rows of a round, and yield an event for each."""
@@ -203,67 +197,49 @@ class Session:
     def _keep_confusions(self, simulation: Simulation) -> None:
         """Write the confusion matrices of the final models."""
         for index, counts in simulation.confusions().items():
-            labels = self.prepared[index].data.labels
+            labels = self.descriptions[index].labels
             self.recorders[index].keep("confusion.json", {"classes": labels, "counts": counts})
 
     def _save(self, snapshots: Mapping[int, Snapshot]) -> None:
         for index, snapshot in snapshots.items():
             self.recorders[index].sync()
-            checkpoint.write(self.folders[index], self.experiments[index].digest, snapshot)
+            checkpoint.write(self.folders[index], self.descriptions[index].digest, snapshot)
 
-    def _finish(self, run: Run, facts: dict[str, Any]) -> dict[str, Any]:
-        """A run's summary. Of one that could not go on there is no more than why."""
-        experiment, recorder, history = (
-            self.experiments[run.index],
-            self.recorders[run.index],
-            self.histories[run.index],
-        )
+    def _finish(self, run: Run, simulation: Simulation) -> dict[str, Any]:
+        """Finish the record of a run and return its summary. For a run that could not go on this is
+        only how far it came, and why it ended.
+        """
+        recorder, history = self.recorders[run.index], self.histories[run.index]
         if run.error is not None:
             recorder.end(str(run.error))
-            return {**self._stand(run.index), "ended": str(run.error)}
+            return {**self._progress_of(run.index), "ended": str(run.error)}
         self._save_model(run)
-        summary = {
-            **self._stand(run.index),
-            **summarise(history, experiment.target),
-            "seconds": round(recorder.seconds, 3),
-        }
-        recorder.finish(summary, facts)
+        if self.keep_private:
+            self._save_private(run, simulation)
+        numbers = summarise(history, self.descriptions[run.index].target)
+        summary = {**self._progress_of(run.index), **numbers, "seconds": round(recorder.seconds, 3)}
+        stopped = {} if self.stopped is None else {"stopped": self.stopped}
+        recorder.finish(summary, simulation.facts, **stopped)
         return summary
 
     def _save_model(self, run: Run) -> None:
         """Write the final global model."""
         tensors = {**run.state["params"], **run.state["buffers"]}
-        write_weights(
-            self.prepared[run.index].model, tensors, self.folders[run.index] / "final.safetensors"
-        )
+        write_weights(self.job.model, tensors, self.folders[run.index] / "final.safetensors")
 
-    def _stand(self, index: int) -> dict[str, Any]:
-        """Which run it is, and how far it has come."""
-        experiment, rounds = self.experiments[index], len(self.histories[index])
-        return {
-            "digest": experiment.digest,
-            "method": experiment.method,
-            "seed": experiment.seed,
-            "rounds": rounds,
-        }
+    def _save_private(self, run: Run, simulation: Simulation) -> None:
+        """Write the tensors that clients keep, under names such as `3/head.weight`."""
+        tensors = {}
+        for client, memo in simulation.engine.memos_of(run.index).items():
+            for name, tensor in memo.get("private", {}).items():
+                tensors[f"{client}/{name}"] = tensor.cpu().contiguous()
+        if tensors:
+            save_file(tensors, self.folders[run.index] / PRIVATE)
 
-
-def _manifest(
-    experiment: Experiment, ready: Prepared, engine: str, device: torch.device
-) -> dict[str, Any]:
-    return describe(
-        experiment,
-        engine=engine,
-        device=device,
-        data={"name": ready.data.name, "digest": ready.data.digest, "note": ready.data.note},
-        partition={"digest": ready.split.digest, "sizes": ready.federation.sizes},
-        parameters=sum(
-            tensor.numel()
-            for name, tensor in ready.model.net.named_parameters()
-            if tensor.requires_grad
-        ),
-        **({"constants": ready.model.constants_digest} if ready.model.constants else {}),
-    )
+    def _progress_of(self, index: int) -> dict[str, Any]:
+        """Return which run it is, and how many rounds it has played."""
+        run, rounds = self.descriptions[index], len(self.histories[index])
+        return {"digest": run.digest, "method": run.method, "seed": run.seed, "rounds": rounds}
 
 
 def job(experiments: Sequence[Experiment], prepared: Sequence[Prepared]) -> Job:
