@@ -48,6 +48,7 @@ def run(text: str, data: Sequence[Pair], net: nn.Module, **options: Any) -> Resu
     settings = {
         "rounds": 2,
         "seed": 3,
+        "engine": "serial",
         "initial": net.state_dict(),
         "dtype": torch.float64,
         **options,

@@ -23,9 +23,9 @@ LEVELS = [
     ["engines", "methods"],
     ["method_docs", "rounds"],
     ["experiment", "simulation"],
-    ["api", "bench", "runs", "testing"],
-    ["__init__", "flower", "reports"],
-    ["extend", "papers"],
+    ["bench", "runs", "testing"],
+    ["api", "flower", "reports"],
+    ["__init__", "extend", "papers"],
     ["cli"],
 ]
 # of methods/

@@ -30,7 +30,8 @@ from feddkd.papers.tables import FORMATS, Comparison, as_json, compare
 from feddkd.reports.statistics import apart, paired, spread
 from feddkd.rounds.loop import Row
 from feddkd.runs.record import folder_name
-from feddkd.runs.recorder import describe
+from feddkd.runs.description import manifest_of
+from feddkd.runs.recorder import circumstances
 from feddkd.runs.runner import execute
 from feddkd.runs.session import Every
 from playing import execute as execute_watched
@@ -86,7 +87,7 @@ def paper(tmp_path: Path) -> Paper:
 
 def made(experiment: Experiment, accuracies: list[float], seconds: float = 1.0) -> RecordedRun:
     """A run that had these test accuracies, and the same on the validation set."""
-    manifest = describe(experiment, engine="serial", device=find_device("cpu"))
+    manifest = {**manifest_of(experiment), **circumstances("serial", find_device("cpu"))}
     rows = [
         {
             "round": t,

@@ -1,6 +1,8 @@
 """Federated learning by decentralised knowledge distillation."""
 
+from feddkd.api.records import load as load
 from feddkd.api.result import Result as Result
+from feddkd.api.run import run as run
 from feddkd.api.simulate import simulate as simulate
 from feddkd.errors import ClientError as ClientError
 from feddkd.errors import DivergedError as DivergedError
@@ -48,6 +50,6 @@ __all__ = [
     "METHODS", "ClientError", "DivergedError", "Experiment", "InputError", "NobodyAnsweredError", "Result",
     "__version__", "astraea", "data_sharing", "dkd", "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedbn", "feddf",
     "feddistill", "feddistill_plus", "feddyn", "feded", "fedgen", "fedgkd", "fedma", "fedmax", "fednova", "fedntd",
-    "fedprox", "fedyogi", "functional", "local_bn", "moon", "parse", "private", "scaffold", "server_adagrad", "server_adam",
+    "fedprox", "fedyogi", "functional", "load", "local_bn", "moon", "parse", "private", "run", "scaffold", "server_adagrad", "server_adam",
     "server_momentum", "server_yogi", "simulate",
 ]  # fmt: skip

@@ -1,1 +1,1 @@
-"""What users call from Python."""
+"""Functions and values that users call from Python: `simulate`, `run`, `load`, and their results."""

@@ -1,11 +1,14 @@
-"""`simulate`: a whole run in one call, on data in memory."""
+"""`simulate`: a run on data in memory, in one call."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
+from feddkd.api.progress import RoundBars
+from feddkd.api.recorded import Outcome, outcome_of, simulate_recorded
 from feddkd.api.result import Result
 from feddkd.data.examples import Examples, examples
 from feddkd.data.federation import assemble
@@ -17,8 +20,10 @@ from feddkd.models.functional import Model, built, functional
 from feddkd.models.weight_files import Initial, with_initial
 from feddkd.rounds.availability import Availability, OnDivergence, tolerance
 from feddkd.rounds.evaluation import find_protocol
+from feddkd.rounds.loop import Row
+from feddkd.runs.description import describe_job
 from feddkd.simulation import DTYPES, Job, Simulation, Start
-from feddkd.spec.types import Chance, Count, Whole, checked
+from feddkd.spec.types import Chance, Count, Share, Whole, checked
 from feddkd.tensors import Tensors
 
 T = TypeVar("T")
@@ -35,7 +40,7 @@ def simulate(
     rounds: int = 1,
     cohort: int | float = 1.0,
     seed: int = 0,
-    engine: str = "serial",
+    engine: str = "auto",
     device: str = "cpu",
     initial: Initial | None = None,
     dtype: torch.dtype | str | None = None,
@@ -45,23 +50,51 @@ def simulate(
     availability: str | Availability = "always()",
     min_clients: int = 1,
     on_divergence: OnDivergence = "drop",
+    out: str | Path | None = None,
+    progress: bool | None = None,
+    on_round: Callable[[Row], Any] | None = None,
+    target: float | None = None,
 ) -> Result:
-    """Run a method on clients' data: pairs (x, y) of tensors or arrays, or torch datasets; x as the
-    network takes it.
+    """Run a method on data in memory and return its result.
 
-    A module given as `model` starts from the weights it has; a function or class that builds one
-    without arguments is called under the seed, so that seeds differ in their first weights.
-    `initial` takes the place of both: a state dict, a module, or the path of a safetensors file.
-    `cohort` is a fraction of the clients (0.5) or a number of them (10). `dtype` is that of the
-    weights unless said. `evaluation` says whose model is judged on what: "global", "client_mean" or
-    "client_pooled"; "auto" asks every client where clients keep tensors of their own. `public` is
-    what the server holds for everybody to see, for the methods that need such data. `diagnostics`
-    adds the theory's quantities (L1', L2', update norms, ...) to every row. `delta` is that of the
-    epsilon which methods with noise report, 1 / (10 K) unless said. `availability` says which
-    clients do not answer: "random(drop=0.1, late=0.05)", "trace(file='faults.csv')", or
-    `feddkd.rounds.availability.listed(rows)`; with fewer than `min_clients` left a round ends. A
-    client whose numbers are not finite is left out (`on_divergence="drop"`), ends the run ("stop"),
-    or is not looked for ("continue").
+    Args:
+        model: A module starts from the weights it has. A function or class without arguments that
+            builds one is called under the seed, so that seeds differ in their first weights.
+        clients: The examples of each client: pairs (x, y) of tensors or arrays, or torch data sets;
+            x as the network takes it.
+        test: The examples of the test set.
+        method: A method or its text, as in "fedavg(epochs=5) | dkd()".
+        validation: Examples that choose the best round.
+        public: Examples that the server holds and everybody may see, for methods that need them.
+        rounds: How many rounds to play.
+        cohort: The active clients of a round: a fraction of the clients (0.5) or a number (10).
+        seed: Decides every random draw.
+        engine: "auto", "serial", "batched" or "pool". Engines agree up to rounding.
+        device: "cpu", "cuda", "cuda:1", ...
+        initial: The first weights: a state dict, a module, or the path of a safetensors file.
+        dtype: The type of the numbers; that of the weights by default.
+        evaluation: Which models are tested on which data: "global", "client_mean" or
+            "client_pooled". "auto" tests every client's model if clients keep tensors.
+        diagnostics: Add the theory's quantities (L1', L2', update norms, ...) to every row.
+        delta: The delta of the epsilon that methods with noise report; 1 / (10 K) by default.
+        availability: Which clients do not answer: "random(drop=0.1, late=0.05)",
+            "trace(file='faults.csv')", or `feddkd.rounds.availability.listed(rows)`.
+        min_clients: With fewer clients left, a round ends.
+        on_divergence: A client whose numbers are not finite is left out ("drop"), ends the run
+            ("stop"), or is not looked for ("continue").
+        out: A folder for a record of the run, as `feddkd run` writes it. Called again with the same
+            arguments, `simulate` continues the run, or returns the result if it is finished. If
+            anything else is in the record, it raises an error. The record knows data and first
+            weights by their digests and the network by its structure; it does not see changes in
+            the network's code. Ctrl-C ends the round, saves, and raises KeyboardInterrupt.
+        progress: Show a progress bar on standard error; by default if that is a terminal.
+        on_round: Called with the row of each round that is played. The run ends early if it returns
+            True.
+        target: A test accuracy; the result's summary has the round and the costs at which it was
+            reached. The run does not stop there.
+
+    Returns:
+        The final tensors, a row of numbers for each round, and a summary. It prints as a table.
     """
     if not isinstance(clients, Sequence):
         raise InputError(
@@ -90,14 +123,33 @@ def simulate(
         diagnostics=diagnostics,
         delta=checked(delta, Chance | None, "delta"),
     )
+    target = checked(target, Share | None, "target")
+    with RoundBars([(_names(chosen), job.rounds)], progress) as bars:
+
+        def after_round(row: Row) -> bool:
+            bars.row(0, row)
+            return on_round is not None and bool(on_round(row))
+
+        if out is None:
+            outcome = _play(job, engine, device, after_round)
+        else:
+            built_here = initial is None and not isinstance(model, nn.Module | Model)
+            description = describe_job(job, built_here, target)
+            outcome = simulate_recorded(job, description, Path(out), engine, device, after_round)
+    return Result(
+        outcome.params, outcome.history, network, outcome.private, str(chosen) or "method", target
+    )
+
+
+def _play(job: Job, engine: str, device: str, after_round: Callable[[Row], bool]) -> Outcome:
+    """Run a job without a record, until `after_round` returns True."""
+    history = []
     with Simulation(job, engine, device) as simulation:
-        history = [rows[0] for rows in simulation.rounds()]
-        (run,) = simulation.runs
-        if run.error is not None:
-            raise run.error
-        memos = simulation.engine.memos_of(0)
-    private = {client: memo["private"] for client, memo in memos.items() if "private" in memo}
-    return Result({**run.state["params"], **run.state["buffers"]}, history, network, private)
+        for rows in simulation.rounds():
+            history.append(rows[0])
+            if after_round(rows[0]):
+                break
+        return outcome_of(simulation, history)
 
 
 def _examples(given: Any, whose: str) -> Examples:
@@ -149,13 +201,15 @@ def _method(given: Any) -> Method:
     return given if isinstance(given, Method) else parse(given)
 
 
+def _names(method: Method) -> str:
+    """Return the names of a method's parts, without options."""
+    return " | ".join(call.name for call in method.calls) or "method"
+
+
 def _dtype(given: torch.dtype | str | None, params: Tensors) -> torch.dtype:
-    """The one asked for, or that of the weights."""
-    wanted = (
-        next((tensor.dtype for tensor in params.values()), torch.float32)
-        if given is None
-        else given
-    )
+    """Return the type asked for, or that of the weights."""
+    of_weights = next((tensor.dtype for tensor in params.values()), torch.float32)
+    wanted = of_weights if given is None else given
     name = str(wanted).removeprefix("torch.")
     if name not in DTYPES:
         raise InputError(f"unknown dtype {name!r}; there are: {choices(DTYPES)}")

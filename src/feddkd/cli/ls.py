@@ -70,12 +70,19 @@ def _entry(record: Record) -> Entry:
 
 
 def _state(record: Record) -> str:
-    """`running`: somebody writes there, or was killed while writing. `ended`: it could not go on."""
+    """Return the state of a run.
+
+    running: a process writes there, or was killed while it did; ended: it could not go on;
+    stopped: `on_round` ended it; halted: it can be continued.
+    """
     if record.finished:
         return "finished"
     if (record.folder / "lock").exists():
         return "running"
-    return "ended" if "ended" in record.manifest else "halted"
+    for state in ("ended", "stopped"):
+        if state in record.manifest:
+            return state
+    return "halted"
 
 
 def _condition(text: str) -> Callable[[Record], bool]:

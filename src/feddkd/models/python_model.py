@@ -21,7 +21,7 @@ def find_architecture(text: str) -> Architecture:
         return MODELS.one(text)
     function = read_file_function("model", text)
 
-    def build(shape: tuple[int, ...], classes: int) -> nn.Module:
+    def build(shape: tuple[int, ...], classes: int) -> Any:
         made: Any = function(shape=shape, classes=classes)
         if isinstance(made, Architecture):
             return made.build(shape, classes)

@@ -21,8 +21,8 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from feddkd.rounds.costs import Costs
 from feddkd.errors import InputError
+from feddkd.rounds.costs import Costs
 from feddkd.simulation import Snapshot
 from feddkd.tensors import Groups
 

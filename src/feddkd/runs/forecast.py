@@ -16,19 +16,19 @@ from typing import Any, NamedTuple
 
 import torch
 
-from feddkd.rounds.costs import Costs
-from feddkd.engines.interface import Engine, Order, Reply
 from feddkd.engines.batched.memory import peak_memory
-from feddkd.engines.select import find_device, open_engine
 from feddkd.engines.batched.strategies import wait_for
+from feddkd.engines.interface import Engine, Order, Reply
+from feddkd.engines.select import find_device, open_engine
 from feddkd.experiment import Experiment
 from feddkd.method import Exchange, Method, Phase
-from feddkd.runs.prepare import prepare
+from feddkd.rounds.costs import Costs
 from feddkd.rounds.loop import PATIENT
-from feddkd.spec.schedules import Repeat
+from feddkd.runs.prepare import prepare
 from feddkd.runs.runner import How
 from feddkd.runs.session import job
 from feddkd.simulation import Simulation
+from feddkd.spec.schedules import Repeat
 
 FEW, MORE = 2, 6  # steps of a trial
 TURNS = 2  # repetitions of a phase in a trial

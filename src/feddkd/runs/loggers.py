@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from feddkd.errors import InputError, choices
 from feddkd.experiment import Experiment
-from feddkd.runs.record import folder_name
 from feddkd.rounds.loop import Row
+from feddkd.runs.record import folder_name
 
 
 class Logger(Protocol):

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from feddkd.data.examples import Data
 from feddkd.data.federation import Federation, divide
-from feddkd.data.sources.packed import check_held, unpack
 from feddkd.data.partitions.registry import Split
+from feddkd.data.sources.packed import check_held, unpack
 from feddkd.data.sources.registry import Source
 from feddkd.data.transforms import transform
 from feddkd.errors import InputError

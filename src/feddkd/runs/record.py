@@ -1,35 +1,43 @@
-"""A run on disk: a folder with a manifest, one JSON line a round, the timings and the final
-tensors.
+"""The record of a run: a folder with a manifest, a line for each round, and the final tensors.
 
-manifest.json      what was run: experiment, hashes of data and partition, protocol, versions, hardware
-rounds.jsonl       one line a round, without times: two runs on one engine and strategy can be compared byte by byte
-timings.jsonl      seconds of each round, which do depend on the machine
-partition.json     classes by name, and how many training examples of each every client holds
-confusion.json     of the final model: how many test examples of a class (row) were taken for which (column)
-summary.json       the numbers people quote; there once the run is finished
+manifest.json      what was run: experiment, digests of data and partition, protocol, versions,
+                   hardware. `engine` is a table (in old records of unfinished runs a text);
+                   `made_by` is there if `simulate` made the record
+rounds.jsonl       one line for each round, without times: byte by byte the same for two runs on one
+                   engine and strategy
+timings.jsonl      seconds of each round
+partition.json     names of the classes, and how many training examples of each every client has
+confusion.json     of the final model: how many test examples of a class (row) were taken for which
+                   class (column)
+summary.json       the numbers that people quote; there when the run is finished
 final.safetensors  the final global tensors
-checkpoints/       while it runs: where it can go on from (checkpoint.py)
-lock               while it runs: who writes here
+private.safetensors  the tensors that clients keep; `simulate` writes it if there are any
+checkpoints/       while the run goes on: where it can be continued (checkpoint.py)
+lock               while the run goes on: which process writes here
 """
 
 import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from feddkd.errors import InputError
-from feddkd.experiment import Experiment
-from feddkd.rounds.loop import Row
+
+if TYPE_CHECKING:  # to read records takes no torch
+    from feddkd.experiment import Experiment
+
+Row = dict[str, Any]
 
 
-def folder_name(experiment: Experiment) -> str:
+def folder_name(experiment: "Experiment") -> str:
+    """Return the name of the folder of an experiment's run."""
     names = "-".join(call.name for call in experiment.parsed_method.calls)
     return f"{names}-seed{experiment.seed}-{experiment.digest[:12]}"
 
 
 class Counts(NamedTuple):
-    """Numbers of examples; the columns are classes, the rows clients or classes."""
+    """Numbers of examples. The columns are classes, the rows clients or classes."""
 
     classes: list[str]
     counts: list[list[int]]
@@ -37,7 +45,7 @@ class Counts(NamedTuple):
 
 @dataclass(frozen=True)
 class Record:
-    """A run as it was found on disk."""
+    """A run that was read from its folder."""
 
     folder: Path
     manifest: dict[str, Any]
@@ -46,62 +54,84 @@ class Record:
 
     @property
     def seconds(self) -> float:
+        """Seconds of all rounds."""
         return sum(self.timings)
 
     @cached_property
     def partition(self) -> Counts | None:
-        """Clients x classes; None in records from before it was kept."""
+        """Examples by client and class; None in records from before it was kept."""
         return _counts(self.folder / "partition.json")
 
     @cached_property
     def confusion(self) -> Counts | None:
-        """Classes x classes; None where the run is not finished, or from before it was kept."""
+        """Test examples by class and predicted class; None if the run is not finished, or in
+        records from before it was kept.
+        """
         return _counts(self.folder / "confusion.json")
 
     @property
     def label(self) -> str:
-        """How tables name it."""
+        """The name of the run in tables."""
         spelled: dict[str, str] = self.manifest["experiment"]
         return spelled.get("name") or spelled["method"]
 
     @property
-    def experiment(self) -> Experiment:
+    def in_memory(self) -> bool:
+        """Whether `simulate` made the record, from data in memory."""
+        return self.manifest.get("made_by") == "simulate"
+
+    @property
+    def experiment(self) -> "Experiment":
+        """The experiment; an InputError if the record has none."""
+        if self.in_memory:
+            raise InputError(
+                f"the run in {self.folder} was made by simulate() from data in memory: call"
+                " simulate() again with the same arguments"
+            )
+        from feddkd.experiment import Experiment
+
         return Experiment(**self.manifest["experiment"])
 
     @property
     def finished(self) -> bool:
+        """Whether all rounds have been played."""
         return len(self.history) == int(self.manifest["canonical"]["rounds"])
 
 
 def finished_summary(folder: Path, digest: str) -> dict[str, Any] | None:
-    """The summary of a run that has been finished in this folder."""
+    """Return the summary of the finished run with this digest; None if it is not in the folder."""
+    summary = stored_summary(folder)
+    if summary is None or summary.get("digest") != digest:
+        return None
+    return summary if (folder / "final.safetensors").exists() else None
+
+
+def stored_summary(folder: Path) -> dict[str, Any] | None:
+    """Return the content of summary.json; None if there is none."""
     try:
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-        return (
-            dict(summary)
-            if summary["digest"] == digest and (folder / "final.safetensors").exists()
-            else None
-        )
-    except (OSError, ValueError, KeyError, TypeError):
+        return dict(json.loads((folder / "summary.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
         return None
 
 
 def find(folder: Path, begun: bool = False) -> list[Record]:
-    """All runs with at least one round under a folder, or all that have begun, in the order of
-    their names.
+    """Return the runs under a folder that have played a round, in the order of their names.
+
+    With `begun`, also runs that have not.
     """
     if not folder.is_dir():
         raise InputError(f"there is no folder {folder}")
-    records = [_read(path.parent) for path in sorted(folder.rglob("manifest.json"))]
-    found = [record for record in records if begun or record.history]
-    if not found:
+    records = [read_record(path.parent) for path in sorted(folder.rglob("manifest.json"))]
+    chosen = [record for record in records if begun or record.history]
+    if not chosen:
         raise InputError(
             f"no runs under {folder}; `feddkd run FILE.toml --out {folder}` makes some"
         )
-    return found
+    return chosen
 
 
-def _read(folder: Path) -> Record:
+def read_record(folder: Path) -> Record:
+    """Return the record in a folder; raise an InputError if it cannot be read."""
     try:
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
         history, timings = (_lines(folder / name) for name in ("rounds.jsonl", "timings.jsonl"))
@@ -114,8 +144,8 @@ def _read(folder: Path) -> Record:
 
 def _counts(path: Path) -> Counts | None:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return Counts(found["classes"], found["counts"])
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return Counts(content["classes"], content["counts"])
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -123,6 +153,6 @@ def _counts(path: Path) -> Counts | None:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """Whole lines only: a machine that went away may have left a torn one at the end."""
+    """Return the complete lines of a file; a crash may have left an incomplete last line."""
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]

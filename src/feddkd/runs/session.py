@@ -133,6 +133,7 @@ class Session:
         begin = partial(Simulation, self.job, engine, device, options, self.snapshots)
         try:
             with Halt() as halt, begin() as simulation:
+                self.simulation = simulation
                 rounds = simulation.rounds()  # raises an error before anything is written
                 yield from self._open(engine_name(engine), find_device(device))
                 for rows in rounds:

@@ -1,19 +1,18 @@
-"""A run's rows -> the numbers people quote, each by a named rule."""
+"""Summaries: the numbers that people quote of a run, each by a named rule."""
 
 import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from feddkd.rounds.loop import Row
+from feddkd.runs.record import Row
 
 COSTS = ("communications", "local_steps", "bytes_up", "bytes_down")
 
 
 def summarise(history: Sequence[Row], target: float | None = None) -> dict[str, Any]:
-    """Test accuracy at the best validation round and at the end, what the run cost, and what the
-    target cost.
+    """Return test accuracy at the best validation round and at the end, and costs.
 
-    Without a validation set the best round is picked by test accuracy, and `selection` says so:
+    Without a validation set the best round is chosen by test accuracy, and `selection` says so:
     such a number is an upper bound.
     """
     by = "validation_accuracy" if "validation_accuracy" in history[0] else "test_accuracy"
@@ -35,21 +34,16 @@ def summarise(history: Sequence[Row], target: float | None = None) -> dict[str, 
 
 
 def to_target(history: Sequence[Row], target: float) -> dict[str, Any] | None:
-    """Round and costs at the first round whose test accuracy is at least the target; None if it
-    never is.
+    """Return the round and the costs at which the test accuracy first is at least the target; None
+    if it never is.
     """
     reached = next((row for row in history if row["test_accuracy"] >= target), None)
-    return (
-        None
-        if reached is None
-        else {
-            "target": target,
-            "round": reached["round"],
-            **{cost: reached[cost] for cost in COSTS},
-        }
-    )
+    if reached is None:
+        return None
+    costs = {cost: reached[cost] for cost in COSTS}
+    return {"target": target, "round": reached["round"], **costs}
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and population standard deviation, as in the paper's tables."""
+    """Return mean and population standard deviation, as in the paper's tables."""
     return statistics.fmean(values), statistics.pstdev(values)
