@@ -39,7 +39,8 @@ networks: $(DONE) ## users' networks, Hugging Face's and peft's among them, with
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[networks]'
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m networks tests/test_own_networks.py tests/test_hugging_face.py
 
-methods-docs: $(DONE) ## write docs/methods from the methods' own files
+methods-docs: $(DONE) ## write docs/methods, and the list behind `feddkd methods`, from the methods' own files
+	$(BIN)/python -m feddkd.method_docs.snapshot
 	$(BIN)/feddkd methods --markdown docs/methods
 
 methods-table: $(DONE) ## every method with and without DKD on the digits, five seeds: docs/methods/table.md; goes on where it was stopped

@@ -13,7 +13,7 @@ import torch
 import typer
 
 from feddkd import METHODS, Experiment, InputError, parse, simulate
-from feddkd.cli.app import app
+from feddkd.cli.app import COMMANDS, app, load_command
 
 KEPT = Path(__file__).parent / "fixtures" / "version-0.1"
 
@@ -108,7 +108,10 @@ def options_of(name: str) -> dict[str, Any]:
 
 def commands() -> dict[str, dict[str, Any]]:
     """Return the options and arguments of every command with their defaults."""
-    return dict(_commands(typer.main.get_command(app), "feddkd"))
+    whole = dict(_commands(typer.main.get_command(app), "feddkd"))
+    for word in COMMANDS:
+        whole |= dict(_commands(load_command(word), f"feddkd {word}"))
+    return whole
 
 
 def _commands(command: Any, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -180,6 +183,14 @@ def simulated() -> dict[str, Any]:
     torch.nn.init.constant_(net.weight, 0.1)
     torch.nn.init.zeros_(net.bias)
     method = "fedavg(epochs=1, batch_size=4) | dkd(steps=2, batch_size=4)"
-    result = simulate(model=net, clients=parts[:2], test=parts[2], method=method, rounds=2, seed=3, engine="serial")
+    result = simulate(
+        model=net,
+        clients=parts[:2],
+        test=parts[2],
+        method=method,
+        rounds=2,
+        seed=3,
+        engine="serial",
+    )
     sums = {name: float(tensor.sum()) for name, tensor in result.params.items()}
     return {"history": result.history, "sums": sums}

@@ -10,8 +10,9 @@ import pytest
 from feddkd import METHODS, parse
 from feddkd.cli.app import main
 from feddkd.method import Method
+from feddkd.method_docs.entries import Entry
 from feddkd.method_docs.markdown import pages
-from feddkd.method_docs.metadata import Entry, _paper, entries, entry, is_piece
+from feddkd.method_docs.metadata import _paper, entries, entry, is_piece
 from feddkd.methods.local import Local, Variant, local_training
 
 DOCS = Path(__file__).parent.parent / "docs" / "methods"

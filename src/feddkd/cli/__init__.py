@@ -2,7 +2,7 @@
 
 
 def main() -> None:
-    """Run the `feddkd` command; what the installed script calls."""
+    """Run the `feddkd` command; the installed script calls this function."""
     from feddkd.cli.app import main as run
 
     run()

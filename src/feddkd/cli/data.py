@@ -17,7 +17,11 @@ from feddkd.reports.tables import drawing
 from feddkd.runs.prepare import prepare
 
 data_app = typer.Typer(
-    no_args_is_help=True, help="Look at data sources and at how they are divided among clients."
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    help="Look at data sources and at how they are divided among clients.",
 )
 
 

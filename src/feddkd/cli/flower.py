@@ -28,7 +28,11 @@ if TYPE_CHECKING:
     from feddkd.flower.deployment.superlink import Superlink
 
 flower_app = typer.Typer(
-    no_args_is_help=True, help="Experiments on a federation of Flower nodes (needs feddkd[flower])."
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    help="Experiments on a federation of Flower nodes (needs feddkd[flower]).",
 )
 
 Out = Annotated[Path, typer.Option(metavar="DIR", help="Where run folders are written.")]

@@ -21,7 +21,11 @@ from feddkd.papers.status import Progress, progress
 from feddkd.papers.tables import FORMATS, as_json, compare
 
 paper_app = typer.Typer(
-    no_args_is_help=True, help="The paper's tables beside our records; run what is missing."
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    help="The paper's tables beside our records; run what is missing.",
 )
 
 Papers = Annotated[

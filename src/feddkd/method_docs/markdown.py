@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from feddkd.method_docs.metadata import Entry, PhaseInWords
+from feddkd.method_docs.entries import Entry, PhaseInWords
 
 INDEX = "README.md"
 COMPOSE = """\

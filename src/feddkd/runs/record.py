@@ -97,6 +97,11 @@ class Record:
         """Whether all rounds have been played."""
         return len(self.history) == int(self.manifest["canonical"]["rounds"])
 
+    @property
+    def over(self) -> bool:
+        """Whether all rounds have been played, or the run was stopped early for good."""
+        return self.finished or "stopped" in self.manifest
+
 
 def finished_summary(folder: Path, digest: str) -> dict[str, Any] | None:
     """Return the summary of the finished run with this digest; None if it is not in the folder."""
