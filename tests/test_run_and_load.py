@@ -13,7 +13,7 @@ import feddkd
 from commandline import TINY, Feddkd
 from feddkd import Experiment, InputError
 from feddkd.errors import RunError
-from feddkd.runs import session
+from feddkd.runs import signals
 from small import clients, network, pooled
 
 
@@ -81,8 +81,7 @@ def test_what_is_no_experiment_is_refused(given: Any) -> None:
 
 
 def test_a_stop_by_a_signal_is_a_keyboard_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session.Halt, "__enter__", lambda self: setattr(self, "asked", 2) or self)
-    monkeypatch.setattr(session.Halt, "__exit__", lambda *_: None)
+    monkeypatch.setattr(signals.Halt, "__enter__", lambda _: types.SimpleNamespace(asked=2))
     with pytest.raises(KeyboardInterrupt, match="after round 1"):
         feddkd.run(tiny(), engine="serial")
     assert len(feddkd.load("runs")[0].history) == 1
@@ -127,6 +126,9 @@ def test_the_command_line_shows_records_of_simulate(feddkd: Feddkd) -> None:
     assert feddkd("report", "--out", "page.html").status == 0
     done = feddkd("compare", "runs/one", "runs/two")
     assert (done.status, "rounds" in done.out) == (0, True), done.err
+    assert feddkd("resume", "runs/two").status == 0  # it is over
+    manifest = Path("runs/two/manifest.json")
+    manifest.write_text(manifest.read_text().replace('"stopped"', '"not stopped"'))
     done = feddkd("resume", "runs/two")
     assert (done.status, "simulate()" in done.err) == (2, True)
 

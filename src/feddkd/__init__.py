@@ -4,6 +4,7 @@ A name is imported when it is first used, so that importing the package alone ta
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from feddkd.old_paths import install as _install_old_paths
@@ -55,11 +56,13 @@ if TYPE_CHECKING:
 _install_old_paths()
 
 __all__ = [
-    "METHODS", "ClientError", "DivergedError", "Experiment", "InputError", "NobodyAnsweredError", "Result",
-    "__version__", "astraea", "data_sharing", "dkd", "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedbn", "feddf",
-    "feddistill", "feddistill_plus", "feddyn", "feded", "fedgen", "fedgkd", "fedma", "fedmax", "fednova", "fedntd",
-    "fedprox", "fedyogi", "functional", "load", "local_bn", "moon", "parse", "private", "run", "scaffold", "server_adagrad", "server_adam",
-    "server_momentum", "server_yogi", "simulate",
+    "METHODS", "ClientError", "DivergedError", "Experiment", "InputError",
+    "NobodyAnsweredError", "Result", "__version__", "astraea", "data_sharing", "dkd",
+    "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedbn", "feddf", "feddistill",
+    "feddistill_plus", "feddyn", "feded", "fedgen", "fedgkd", "fedma", "fedmax", "fednova",
+    "fedntd", "fedprox", "fedyogi", "functional", "load", "local_bn", "moon", "parse",
+    "private", "run", "scaffold", "server_adagrad", "server_adam", "server_momentum",
+    "server_yogi", "simulate",
 ]  # fmt: skip
 # module -> the names that it has
 _PLACES = {
@@ -76,12 +79,14 @@ _MODULES = {name: module for module, names in _PLACES.items() for name in names}
 if not TYPE_CHECKING:  # a type checker would accept every name
 
     def __getattr__(name: str) -> Any:
-        """Import a public name and return it."""
-        if name not in __all__:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(import_module(_MODULES.get(name, "feddkd.methods")), name)
-        globals()[name] = value
-        return value
+        """Import a public name, or a module of the package, and return it."""
+        if name in __all__:
+            value = getattr(import_module(_MODULES.get(name, "feddkd.methods")), name)
+            globals()[name] = value
+            return value
+        if not name.startswith("_") and find_spec(f"{__name__}.{name}") is not None:
+            return import_module(f"{__name__}.{name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

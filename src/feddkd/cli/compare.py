@@ -1,10 +1,10 @@
-"""feddkd compare: the difference of two experiments, and of what came out of them."""
+"""feddkd compare: the difference of two experiments, and of their results."""
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -12,53 +12,89 @@ from rich.table import Table
 
 from feddkd.cli.console import AsJson, console
 from feddkd.errors import InputError
-from feddkd.experiment import Experiment, load
 from feddkd.reports.compare import against, differences
 from feddkd.reports.statistics import Paired
 from feddkd.reports.tables import accuracies, families, labels, paired_cells, percent, told
+from feddkd.reports.text_differences import UnclearError, text_differences
 from feddkd.runs.record import Record, find
 
-Side = tuple[Experiment, list[Record]]
-WHAT = "A run, a folder of seeds of one experiment, or a FILE.toml."
+if TYPE_CHECKING:
+    from feddkd.experiment import Experiment
+
+SIDE = "A run, a folder of seeds of one experiment, or a FILE.toml."
+
+
+@dataclass(frozen=True)
+class Side:
+    """One experiment, with any seeds, and its runs: read from a TOML file or from records."""
+
+    written: "Experiment | None"
+    records: list[Record]
+
+    @property
+    def experiment(self) -> "Experiment":
+        return self.records[0].experiment if self.written is None else self.written
+
+    @property
+    def manifest(self) -> Mapping[str, Any]:
+        if self.written is None:
+            return self.records[0].manifest
+        return {"experiment": self.written.as_dict(), "canonical": self.written.canonical}
 
 
 def compare(
-    a: Annotated[Path, typer.Argument(metavar="A", help=WHAT)],
+    a: Annotated[Path, typer.Argument(metavar="A", help=SIDE)],
     b: Annotated[Path, typer.Argument(metavar="B", help="Another one.")],
     as_json: AsJson = False,
 ) -> None:
-    """Two experiments key by key, down to the options of their methods; then their results, seed by
-    seed.
+    """Compare two experiments key by key, down to the options of their methods; then compare their
+    results, seed by seed.
     """
-    (one, ours), (other, theirs) = _side(a), _side(b)
-    differs = differences(one, other)
-    columns = [accuracies(records) for records in (ours, theirs)] if ours and theirs else []
-    tests = against(ours, theirs) if columns else {}
+    one, other = _side(a), _side(b)
+    differs = _differences(one, other)
+    both = one.records and other.records
+    columns = [accuracies(side.records) for side in (one, other)] if both else []
+    tests = against(one.records, other.records) if both else {}
     screen = console(stderr=as_json)
     screen.print(_keys(differs) if differs else "the same experiment, but for the seed")
     if columns:
         screen.print(_results(columns, tests))
     if as_json:
-        said = {name: asdict(test) if test else None for name, test in tests.items()}
+        compared = {name: asdict(test) if test else None for name, test in tests.items()}
         results = [{name: told(values) for name, values in column.items()} for column in columns]
-        print(json.dumps({"differs": differs, "results": results, "difference": said}))
+        print(json.dumps({"differs": differs, "results": results, "difference": compared}))
+
+
+def _differences(one: Side, other: Side) -> dict[str, tuple[Any, Any]]:
+    """Return the keys that differ. The manifests tell most differences without loading torch."""
+    try:
+        return text_differences(one.manifest, other.manifest)
+    except UnclearError:
+        return differences(one.experiment, other.experiment)
 
 
 def _side(path: Path) -> Side:
-    """One experiment, whatever its seeds, and its runs."""
-    records = [] if path.is_file() else find(path)
-    experiments = load(path) if path.is_file() else [record.experiment for record in records]
-    if len({experiment.family for experiment in experiments}) > 1:
-        names = (
-            labels(families(records))
-            if records
-            else [experiment.method for experiment in experiments]
-        )
+    """Return the experiment and the runs of a path; raise an InputError if it holds several."""
+    if path.is_file():
+        from feddkd.experiment import load
+
+        experiments = load(path)
+        _check_single(path, {e.family: e.method for e in experiments})
+        return Side(experiments[0], [])
+    records = find(path)
+    groups = families(records)
+    names = [group[0].manifest["family"] for group in groups]
+    _check_single(path, dict(zip(names, labels(groups), strict=True)))
+    return Side(None, records)
+
+
+def _check_single(path: Path, names: Mapping[str, str]) -> None:
+    """Raise an InputError if there are several families; `names` has a label for each."""
+    if len(names) > 1:
         raise InputError(
             f"{path} holds several experiments, and one is compared with one:"
-            f" {'; '.join(dict.fromkeys(names))}"
+            f" {'; '.join(dict.fromkeys(names.values()))}"
         )
-    return experiments[0], records
 
 
 def _keys(differs: Mapping[str, tuple[Any, Any]]) -> Table:

@@ -11,7 +11,6 @@ from rich.table import Table
 
 from feddkd.cli.console import AsJson, console
 from feddkd.errors import InputError, choices
-from feddkd.experiment import KEYS
 from feddkd.reports.tables import method_names
 from feddkd.runs.record import Record, find
 from feddkd.runs.summary import summarise
@@ -41,9 +40,8 @@ def listing(
     if sort not in COLUMNS:
         raise InputError(f"runs cannot be sorted by {sort!r}; there are: {choices(COLUMNS)}")
     found = find(folder, begun=True)
-    kept = [
-        record for record in found if all(test(record) for test in map(_condition, where or ()))
-    ]
+    conditions = [_condition(text, found) for text in where or ()]
+    kept = [record for record in found if all(holds(record) for holds in conditions)]
     entries = sorted((_entry(record) for record in kept), key=lambda entry: _rank(entry[sort]))
     console(stderr=as_json).print(_table(entries), f"{len(kept)} of {len(found)} runs")
     if as_json:
@@ -85,13 +83,11 @@ def _state(record: Record) -> str:
     return "halted"
 
 
-def _condition(text: str) -> Callable[[Record], bool]:
+def _condition(text: str, records: Sequence[Record]) -> Callable[[Record], bool]:
+    """Return the test of a record that a text KEY=TEXT stands for."""
     key, equals, wanted = text.partition("=")
-    if not equals or key not in (*KEYS, "state", "run"):
-        raise InputError(
-            f"a condition is written KEY=TEXT, not {text!r}; keys are:"
-            f" {choices((*KEYS, 'state', 'run'))}"
-        )
+    if not equals or not _is_key(key, records):
+        raise InputError(f"a condition is written KEY=TEXT, not {text!r}; keys are: {_keys()}")
 
     def holds(record: Record) -> bool:
         if key in ("state", "run"):
@@ -100,6 +96,22 @@ def _condition(text: str) -> Callable[[Record], bool]:
         return wanted in value if isinstance(value, str) else wanted == str(value)
 
     return holds
+
+
+def _is_key(key: str, records: Sequence[Record]) -> bool:
+    if key in ("state", "run"):
+        return True
+    if any(key in record.manifest["experiment"] for record in records):
+        return True
+    from feddkd.experiment import KEYS  # loads torch
+
+    return key in KEYS
+
+
+def _keys() -> str:
+    from feddkd.experiment import KEYS
+
+    return choices((*KEYS, "state", "run"))
 
 
 def _rank(value: Any) -> tuple[int, Any]:

@@ -1,4 +1,4 @@
-"""feddkd report: a table of runs, a page to send to a colleague, figures and tables for a paper."""
+"""feddkd report: a table of runs, a page about them, figures and tables for a paper."""
 
 import json
 import webbrowser
@@ -8,9 +8,6 @@ from typing import Annotated
 import typer
 
 from feddkd.cli.console import AsJson, console
-from feddkd.reports.curve_plot import curves
-from feddkd.reports.figures import plates
-from feddkd.reports.html.page import write
 from feddkd.reports.tables import as_json as in_json
 from feddkd.reports.tables import table
 from feddkd.runs.record import Record, find
@@ -19,15 +16,17 @@ from feddkd.runs.record import Record, find
 def report(
     folders: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="DIR...", help="Folders of runs; runs/ unless said."),
+        typer.Argument(metavar="DIR...", help="Folders of runs; runs/ by default."),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.html", help="Write the page: one file, needs no network."),
+        typer.Option(metavar="FILE.html", help="Write a page: one file that needs no network."),
     ] = None,
     open_: Annotated[
         bool,
-        typer.Option("--open", help="Show the page in a browser; report.html in DIR unless --out."),
+        typer.Option(
+            "--open", help="Show the page in a browser; without --out it is DIR/report.html."
+        ),
     ] = False,
     figures: Annotated[
         Path | None,
@@ -38,26 +37,32 @@ def report(
     ] = None,
     figure: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Draw the accuracy curves, too: .png, .svg, .pdf."),
+        typer.Option(metavar="FILE", help="Also draw the accuracy curves: .png, .svg, .pdf."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """A table of all runs under some folders: mean and standard deviation over seeds, and what a
-    target accuracy cost.
+    """Show a table of all runs under some folders: mean and standard deviation over seeds, and the
+    cost of a target accuracy.
 
-    With --out also a page with everything there is to see: who won and whether that is chance,
-    curves against rounds, communications, local steps, bytes and time, what DKD adds, clients,
-    partition, confusion matrix, and how it was made.
+    With --out also write a page: which method is best and whether the difference is significant,
+    curves against rounds, communications, local steps, bytes and time, the gain of DKD, clients,
+    partition, confusion matrix, and provenance.
     """
     folders = folders or [Path("runs")]
     records = together(folders)
     console(stderr=as_json).print(table(records))
     if figure is not None:
+        from feddkd.reports.curve_plot import curves
+
         curves(records, figure)
     if figures is not None:
+        from feddkd.reports.figures import plates
+
         plates(records, figures)
     page = out or (folders[0] / "report.html" if open_ else None)
     if page is not None:
+        from feddkd.reports.html.page import write
+
         write(records, page)
         console(stderr=True).print(f"page written to {page}", soft_wrap=True)
     if open_ and page is not None:
@@ -67,7 +72,7 @@ def report(
 
 
 def together(folders: list[Path]) -> list[Record]:
-    """All runs under some folders, each once."""
+    """Return the runs under some folders, each once."""
     return list(
         {record.folder.resolve(): record for folder in folders for record in find(folder)}.values()
     )

@@ -3,19 +3,20 @@ by seed.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from feddkd.data.transforms import transform
-from feddkd.experiment import Experiment
 from feddkd.reports.statistics import Paired, paired
 from feddkd.reports.tables import accuracies
 from feddkd.runs.record import Record
-from feddkd.spec.registry import Call, Spelled
+
+if TYPE_CHECKING:  # the command loads torch only if it needs experiments
+    from feddkd.experiment import Experiment
+    from feddkd.spec.registry import Call, Spelled
 
 OF_A_RUN = ("seed", "split_seed")  # what seeds of one experiment differ in
 
 
-def differences(a: Experiment, b: Experiment) -> dict[str, tuple[Any, Any]]:
+def differences(a: "Experiment", b: "Experiment") -> dict[str, tuple[Any, Any]]:
     """Key -> the two values, for all that differ but the seed; None where an experiment has no such
     key.
 
@@ -35,7 +36,9 @@ def differences(a: Experiment, b: Experiment) -> dict[str, tuple[Any, Any]]:
     return {key: (one, other) for key, (one, other) in found.items() if one != other}
 
 
-def _options(key: str, first: Sequence[Call], second: Sequence[Call]) -> dict[str, tuple[Any, Any]]:
+def _options(
+    key: str, first: "Sequence[Call]", second: "Sequence[Call]"
+) -> dict[str, tuple[Any, Any]]:
     found: dict[str, tuple[Any, Any]] = {}
     for number, (one, other) in enumerate(zip(first, second, strict=False), 1):
         ours, theirs = dict(one.complete), dict(other.complete)
@@ -47,7 +50,9 @@ def _options(key: str, first: Sequence[Call], second: Sequence[Call]) -> dict[st
     return found
 
 
-def _spelled(experiment: Experiment) -> dict[str, Spelled]:
+def _spelled(experiment: "Experiment") -> "dict[str, Spelled]":
+    from feddkd.data.transforms import transform
+
     return {
         "method": experiment.parsed_method,
         "data": experiment.parsed_data,

@@ -2,16 +2,18 @@
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from feddkd.data.batches import Indices
 from feddkd.reports.statistics import Paired
 from feddkd.runs.record import Counts, Record
 from feddkd.runs.summary import mean_and_std, summarise, to_target
+
+if TYPE_CHECKING:  # tables of records take no torch
+    from feddkd.data.batches import Indices
 
 
 def table(records: Sequence[Record]) -> Table:
@@ -84,7 +86,7 @@ def families(records: Sequence[Record]) -> list[list[Record]]:
     return list(found.values())
 
 
-def drawing(held: Indices, classes: Sequence[str], width: int) -> Table:
+def drawing(held: "Indices", classes: Sequence[str], width: int) -> Table:
     """Clients x classes: how many examples of each class each client holds; in shades, where the
     numbers are too wide.
     """
