@@ -156,9 +156,9 @@ def test_one_class_is_little_but_no_mistake(feddkd: Feddkd) -> None:
         ("data=generated_digits(train=100000000000)", "train must be >= 1 and <= 1e+06"),
         (
             "model=mlp(hidden='99999999999')",
-            "digits and mlp(hidden='99999999999') cannot be made ready",
+            "build mlp(hidden='99999999999')",
         ),
-        ("transform=pad(pixels=1000000000)", "cannot be made ready"),
+        ("transform=pad(pixels=1000000000)", "cannot load digits"),
         ("validation=0.999", "cannot share"),
         ("method=fedavg(lr=-0.1)", "lr must be > 0, not -0.1"),
         ("method=fedavg(lr=1e400)", "lr must be a finite number"),

@@ -92,7 +92,7 @@ def test_fp64_and_fp32_are_every_engines_on_a_cpu(feddkd: Any, engine: str) -> N
     ("words", "complaint"),
     [
         ("--precision fp8", "unknown precision 'fp8'; there are: bf16, fp32, fp64, tf32"),
-        ("--precision tf32", "precision 'tf32' is a GPU's"),
+        ("--precision tf32", "precision 'tf32' needs a GPU"),
         (
             "--precision bf16 --engine serial",
             "engine 'serial' computes in the experiment's dtype and knows no precision 'bf16'",

@@ -1,7 +1,7 @@
-"""An experiment: everything that decides a run's numbers, and nothing else.
+"""Experiments: all that decides a run's numbers, and nothing else.
 
-A frozen value, loaded from TOML; a `[sweep]` table makes a list of them. Engine, device and folders
-are not part of it.
+An experiment is a frozen value, loaded from TOML; a `[sweep]` table makes a list of them. Engine,
+device and folders are not part of it.
 """
 
 import hashlib
@@ -64,25 +64,25 @@ class Experiment:
     # decides validation set and partition in place of `seed`, to share them between seeds
     split_seed: Whole | None = None
     validation: Fraction = 0.1  # share of the training set held out, class by class
-    # share of the clients' part that the server holds instead, for methods that use public data
+    # share of the clients' part that the server holds instead, for methods that need public data
     public: Fraction = 0.0
-    # share of the training set given to the clients; all the rest unless said
+    # share of the training set given to the clients; all the rest by default
     training: Share | None = None
-    transform: str | None = None  # in place of the one that goes with the data
+    transform: str | None = None  # replaces the transform of the data source
     evaluation: Literal["auto", "global", "client_mean", "client_pooled"] = "auto"
-    # mini-batches are drawn; or else read in stored order, every round going on where one before it
-    # ended; or drawn in DKD alone
+    # True: mini-batches are drawn. False: they are read in stored order, and a round continues where
+    # the round before it ended. "distillation": they are drawn in DKD alone
     shuffle: bool | Literal["distillation"] = True
     dtype: Literal["float32", "float64"] = "float32"
-    # a safetensors file with the weights to start from; the seed draws them unless said
+    # a safetensors file with the first weights; by default the seed draws them
     initial: str | None = None
-    initial_sha256: str | None = None  # of that file: read off it unless said
-    availability: str = "always()"  # who does not answer when
-    min_clients: Count = 1  # with fewer left a round ends there
-    on_divergence: OnDivergence = "drop"  # what becomes of a client whose numbers are not finite
+    initial_sha256: str | None = None  # the sha256 of that file; by default computed from it
+    availability: str = "always()"  # which clients do not answer
+    min_clients: Count = 1  # with fewer clients left, a round ends
+    on_divergence: OnDivergence = "drop"  # of a client whose numbers are not finite
     # log the theory's quantities in every round; changes no number of the run
     diagnostics: bool = False
-    # test accuracy whose price is reported; changes no number of the run
+    # test accuracy whose cost is reported; changes no number of the run
     target: Share | None = None
     # of the epsilon that methods with noise report; changes no number of the run
     delta: Chance | None = None
@@ -91,60 +91,64 @@ class Experiment:
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(Experiment, include_extras=True)
         for item in fields(self):
-            object.__setattr__(
-                self, item.name, checked(getattr(self, item.name), hints[item.name], item.name)
-            )
+            value = checked(getattr(self, item.name), hints[item.name], item.name)
+            object.__setattr__(self, item.name, value)
         if (self.initial is None) != (self.initial_sha256 is None):
             object.__setattr__(self, "initial_sha256", file_digest(self.initial))
         cohort_size(self.cohort, self.clients, self.min_clients)
-        self.canonical  # noqa: B018  # so that every text is read, and complained of, now
+        self.canonical  # noqa: B018  # reads every text, and raises the errors in them now
 
     def length(self, until: int | None) -> int:
-        """Its rounds, where no more of them are wanted than so many."""
+        """Return how many rounds to play if the run stops after round `until`."""
         return self.rounds if until is None else min(until, self.rounds)
 
     @cached_property
     def parsed_method(self) -> Method:
+        """The method as a value."""
         method = parse(self.method)
         method.check_order()
-        return (
-            method if self.shuffle is True else method.in_stored_order(distilling=not self.shuffle)
-        )
+        if self.shuffle is True:
+            return method
+        return method.in_stored_order(distilling=not self.shuffle)
 
     @cached_property
     def parsed_data(self) -> Source:
+        """The data source as a value."""
         return find_source(self.data)
 
     @cached_property
     def parsed_partition(self) -> Partition:
+        """The partition as a value."""
         return PARTITIONS.one(self.partition)
 
     @cached_property
     def architecture(self) -> Architecture:
+        """The network's architecture as a value."""
         return find_architecture(self.model)
 
     @cached_property
     def tolerance(self) -> Tolerance:
+        """The treatment of clients that fail."""
         return tolerance(self.availability, self.min_clients, self.on_divergence)
 
     @property
     def runs_a_file(self) -> bool:
-        """Whether running the experiment runs a Python file that it names."""
+        """True if running the experiment runs a Python file that it names."""
         return names_file(self.model) or names_file(self.data)
 
     @property
     def transform_text(self) -> str:
+        """The transform's text: the experiment's, or else that of the data source."""
         return self.parsed_data.transform if self.transform is None else self.transform
 
     @property
     def protocol(self) -> Protocol:
+        """The rule by which accuracy is measured."""
         return find_protocol(self.evaluation, self.parsed_method, self.parsed_partition.own_tests)
 
     @property
     def canonical(self) -> dict[str, Any]:
-        """The experiment with nothing left to choose: the same for the same experiment, however it
-        was spelled.
-        """
+        """The experiment with all defaults filled in. Two spellings of one experiment have the same."""
         return {
             "method": self.parsed_method.canonical,
             "data": self.parsed_data.canonical,
@@ -166,39 +170,33 @@ class Experiment:
 
     @property
     def _later(self) -> dict[str, Any]:
-        """Keys that came later than others: left out of digests where they are as usual, so that
-        digests last.
+        """Keys that were added later than others. Digests leave them out if they have their usual
+        value, so that old digests stay valid.
         """
+        validates_apart = self.parsed_partition.own_tests and self.validation
         return {
             "availability": self.tolerance.availability.canonical,
             "min_clients": self.min_clients,
             "on_divergence": self.on_divergence,
             "shuffle": self.shuffle,
             "initial": self.initial_sha256,
-            # until this key came, clients with tests of their own were validated on everybody's
-            # examples
-            "client_validation": "own"
-            if self.parsed_partition.own_tests and self.validation
-            else "shared",
+            # before this key, clients with separate tests were validated on the shared examples
+            "client_validation": "own" if validates_apart else "shared",
         }
 
     @cached_property
     def digest(self) -> str:
+        """The sha256 of the canonical form."""
         return _digest(self.canonical)
 
     @property
     def family(self) -> str:
-        """A digest without the seed: what is averaged over seeds."""
-        return _digest(
-            {
-                key: value
-                for key, value in self.canonical.items()
-                if key not in ("seed", "split_seed")
-            }
-        )
+        """The digest without the seed. Results are averaged over a family."""
+        seeds = ("seed", "split_seed")
+        return _digest({key: value for key, value in self.canonical.items() if key not in seeds})
 
     def as_dict(self) -> dict[str, Any]:
-        """As it was spelled, without the keys that are not set: what `Experiment(**...)` takes."""
+        """Return the keys as they were written, without those that are None."""
         return {key: value for key, value in asdict(self).items() if value is not None}
 
 
@@ -210,15 +208,14 @@ KEYS = tuple(item.name for item in fields(Experiment))
 
 
 def load(path: Path, settings: Sequence[str] = ()) -> list[Experiment]:
-    """The experiments of a TOML file, in the order of its sweep, with `key=value` settings laid
-    over it.
+    """Return the experiments of a TOML file in the order of its sweep; `key=value` settings replace
+    keys of the file.
     """
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"cannot read the experiment {path}: {getattr(error, 'strerror', None) or error}"
-        ) from None
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"cannot read the experiment {path}: {reason}") from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not TOML: {error}") from None
     try:
@@ -228,7 +225,7 @@ def load(path: Path, settings: Sequence[str] = ()) -> list[Experiment]:
 
 
 def expand(table: Mapping[str, Any]) -> list[Experiment]:
-    """One experiment for each combination of the values under [sweep], the last key varying
+    """Return one experiment for each combination of the values under [sweep]; the last key varies
     fastest.
     """
     plain = {key: value for key, value in table.items() if key != "sweep"}
@@ -239,14 +236,14 @@ def expand(table: Mapping[str, Any]) -> list[Experiment]:
         if not isinstance(values, list) or not values:
             raise InputError(f"sweep.{key} must be a list with at least one value, not {values!r}")
         if key in plain:
-            raise InputError(f"{key!r} is given both for itself and under sweep")
+            raise InputError(f"{key!r} is given twice: as a key and under sweep")
     combinations = itertools.product(*sweep.values())
     experiments = [
         _experiment({**plain, **dict(zip(sweep, values, strict=True))}) for values in combinations
     ]
     if len({experiment.digest for experiment in experiments}) < len(experiments):
         raise InputError(
-            "sweep holds the same experiment twice: its values must differ in what changes a number"
+            "sweep holds the same experiment twice: its values must change the numbers of a run"
         )
     return experiments
 
@@ -261,9 +258,7 @@ def _experiment(table: Mapping[str, Any]) -> Experiment:
 
 
 def overlaid(table: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
-    """A table with `key=value` settings in place; a value is read as TOML, or else as the text it
-    is.
-    """
+    """Return a table with `key=value` settings in it. A value that is not TOML is a text."""
     result = {
         key: dict(value) if isinstance(value, dict) else value for key, value in table.items()
     }
@@ -278,7 +273,8 @@ def overlaid(table: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any
         if not isinstance(sweep, dict):
             raise InputError("sweep must be a table of key = [values]")
         sweep.pop(swept, None)
-        (result if key == swept else sweep)[swept] = _value(text.strip())
+        target = result if key == swept else sweep
+        target[swept] = _value(text.strip())
     return result
 
 

@@ -1,11 +1,12 @@
-"""A run halted between two rounds, on disk, so that it can go on later with the same numbers.
+"""Checkpoints: a run between two rounds on disk, from where it continues with the same numbers.
 
 checkpoints/round-000040.safetensors   the server's state and the clients' memos
-checkpoints/round-000040.json          everything else, and the checksum of the tensors; there only once both are whole
+checkpoints/round-000040.json          everything else, and the checksum of the tensors; it is
+                                       written last, when both are complete
 
-Randomness needs no saving: every draw is a function of its key. The last two are kept, so that runs
-killed between the writing of one seed's and the next one's still find a round that all of them
-have.
+Random generators need no saving: every draw is a function of its key. The last two checkpoints are
+kept: if runs in lock-step are killed after one of them was saved and before the next, there is
+still a round of which all have a checkpoint.
 """
 
 import hashlib
@@ -13,7 +14,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -32,57 +33,57 @@ FOLDER = "checkpoints"
 
 
 class DamagedError(InputError):
-    """A checkpoint that does not fit its checksum."""
+    """A checkpoint differs from its checksum."""
 
 
 def write(folder: Path, digest: str, snapshot: Snapshot) -> None:
-    """Write one checkpoint of the run in `folder`, then forget all but the last few."""
-    place = folder / FOLDER
-    place.mkdir(exist_ok=True)
+    """Write a checkpoint of the run in `folder`, then remove all but the last few."""
+    checkpoints = folder / FOLDER
+    checkpoints.mkdir(exist_ok=True)
     tensors: dict[str, Tensor] = {}
-    page = {
+    state = {name: group for name, group in snapshot.state.items() if name != "start"}
+    content = {
         "format": FORMAT,
         "digest": digest,
         "round": snapshot.round,
         "costs": asdict(snapshot.costs),
         "engine": snapshot.engine,
-        "state": _index(
-            {name: group for name, group in snapshot.state.items() if name != "start"}, tensors
-        ),
+        "state": _index(state, tensors),
         "memos": {str(client): _index(memo, tensors) for client, memo in snapshot.memos.items()},
     }
-    content = save(tensors)
-    page["tensors"] = hashlib.sha256(content).hexdigest()
-    stem = place / f"round-{snapshot.round:06d}"
-    put(stem.with_suffix(".safetensors"), content)
-    put(stem.with_suffix(".json"), signed(page))
+    saved = save(tensors)
+    content["tensors"] = hashlib.sha256(saved).hexdigest()
+    stem = checkpoints / f"round-{snapshot.round:06d}"
+    put(stem.with_suffix(".safetensors"), saved)
+    put(stem.with_suffix(".json"), signed(content))
     for old in rounds(folder)[:-KEPT]:
-        for suffix in (".json", ".safetensors"):  # in this order: tensors alone count for nothing
-            (place / f"round-{old:06d}").with_suffix(suffix).unlink(missing_ok=True)
+        for suffix in (".json", ".safetensors"):  # in this order: tensors alone are no checkpoint
+            (checkpoints / f"round-{old:06d}").with_suffix(suffix).unlink(missing_ok=True)
 
 
-def signed(page: Mapping[str, Any]) -> bytes:
-    """A page as JSON, with its own checksum."""
-    return json.dumps({"page": page, "checksum": _checksum(page)}).encode()
+def signed(content: Mapping[str, Any]) -> bytes:
+    """Return content as JSON, with its checksum."""
+    return json.dumps({"page": content, "checksum": _checksum(content)}).encode()
 
 
-def _checksum(page: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(page, sort_keys=True).encode()).hexdigest()
+def _checksum(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _index(groups: Groups, tensors: dict[str, Tensor]) -> dict[str, dict[str, str]]:
-    """The groups with the number of a tensor in place of each tensor; the tensors go to `tensors`."""
-    page: dict[str, dict[str, str]] = {}
-    for group, own in groups.items():
-        page[group] = {}
-        for name, tensor in own.items():
-            number = page[group][name] = str(len(tensors))
+    """Return the groups with a number in place of each tensor, and put the tensors in `tensors`."""
+    index: dict[str, dict[str, str]] = {}
+    for group, members in groups.items():
+        index[group] = {}
+        for name, tensor in members.items():
+            number = str(len(tensors))
+            index[group][name] = number
             tensors[number] = tensor.detach().to("cpu", copy=True).contiguous()
-    return page
+    return index
 
 
 def put(path: Path, content: bytes) -> None:
-    """Whole or not at all, also when the power fails."""
+    """Write a file completely or not at all, also if the power fails."""
     part = path.with_suffix(path.suffix + ".part")
     with part.open("wb") as file:
         file.write(content)
@@ -97,52 +98,57 @@ def put(path: Path, content: bytes) -> None:
 
 
 def rounds(folder: Path) -> list[int]:
-    """The rounds of which a run's folder holds checkpoints, ascending."""
-    return sorted(
-        int(path.stem.removeprefix("round-")) for path in (folder / FOLDER).glob("round-*.json")
-    )
+    """Return the rounds of which a run's folder has checkpoints, in order."""
+    paths = (folder / FOLDER).glob("round-*.json")
+    return sorted(int(path.stem.removeprefix("round-")) for path in paths)
 
 
 def read(folder: Path, digest: str, round: int, device: torch.device) -> Snapshot:
+    """Return the checkpoint of a round; raise DamagedError if it is damaged, InputError if it is of
+    another experiment or version.
+    """
     stem = folder / FOLDER / f"round-{round:06d}"
     try:
-        found = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
-        page = found["page"]
-        if found["checksum"] != _checksum(page):
-            raise DamagedError(f"the checkpoint {stem}.json is damaged: its checksum does not fit")
-        if page["format"] > FORMAT:
-            raise InputError(
-                f"the checkpoint {stem}.json was written by a newer feddkd (format {page['format']}, known: {FORMAT})"
-            )
-        if page["digest"] != digest:
-            raise InputError(
-                f"the checkpoint {stem}.json belongs to another experiment ({page['digest'][:12]}, not {digest[:12]})"
-            )
-        content = stem.with_suffix(".safetensors").read_bytes()
-        if hashlib.sha256(content).hexdigest() != page["tensors"]:
-            raise DamagedError(
-                f"the checkpoint {stem}.safetensors is damaged: its checksum does not fit"
-            )
-        tensors = {name: tensor.to(device) for name, tensor in load(content).items()}
-
-        def groups(index: Mapping[str, Mapping[str, str]]) -> Groups:
-            return {
-                group: {name: tensors[number] for name, number in own.items()}
-                for group, own in index.items()
-            }
-
-        memos = {int(client): groups(memo) for client, memo in page["memos"].items()}
-        return Snapshot(
-            page["round"], groups(page["state"]), Costs(**page["costs"]), memos, page["engine"]
-        )
+        return _read(stem, digest, device)
+    except InputError:
+        raise
     except (OSError, ValueError, KeyError, TypeError) as error:
-        if isinstance(error, InputError):
-            raise
         raise DamagedError(f"the checkpoint {stem}.json is damaged: {error!r}") from None
 
 
+def _read(stem: Path, digest: str, device: torch.device) -> Snapshot:
+    page = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
+    content = page["page"]
+    if page["checksum"] != _checksum(content):
+        raise DamagedError(f"the checkpoint {stem}.json is damaged: its checksum differs")
+    if content["format"] > FORMAT:
+        raise InputError(
+            f"the checkpoint {stem}.json was written by a newer feddkd"
+            f" (format {content['format']}, known: {FORMAT})"
+        )
+    if content["digest"] != digest:
+        raise InputError(
+            f"the checkpoint {stem}.json belongs to another experiment"
+            f" ({content['digest'][:12]}, not {digest[:12]})"
+        )
+    saved = stem.with_suffix(".safetensors").read_bytes()
+    if hashlib.sha256(saved).hexdigest() != content["tensors"]:
+        raise DamagedError(f"the checkpoint {stem}.safetensors is damaged: its checksum differs")
+    tensors = {name: tensor.to(device) for name, tensor in load(saved).items()}
+
+    def groups(index: Mapping[str, Mapping[str, str]]) -> Groups:
+        result = {}
+        for group, members in index.items():
+            result[group] = {name: tensors[number] for name, number in members.items()}
+        return result
+
+    memos = {int(client): groups(memo) for client, memo in content["memos"].items()}
+    costs = Costs(**content["costs"])
+    return Snapshot(content["round"], groups(content["state"]), costs, memos, content["engine"])
+
+
 def remove(folder: Path) -> None:
-    """A finished run needs none."""
+    """Remove all checkpoints: a finished run needs none."""
     for path in (folder / FOLDER).glob("round-*"):
         path.unlink()
     if (folder / FOLDER).is_dir():
@@ -150,21 +156,23 @@ def remove(folder: Path) -> None:
 
 
 class Writer:
-    """Writes checkpoints beside the training, one at a time."""
+    """Writes checkpoints in a separate thread, one after the other."""
 
     def __init__(self) -> None:
-        self._hand = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._last: Future[None] | None = None
 
     def submit(self, work: Callable[[], None]) -> None:
+        """Start a write when the one before it is complete."""
         self.wait()
-        self._last = self._hand.submit(work)
+        self._last = self._thread.submit(work)
 
     def wait(self) -> None:
-        """Until everything is on disk; an error of the writing is raised here."""
+        """Wait until everything is on disk; raise the error of a write that failed."""
         last, self._last = self._last, None
         if last is not None:
             last.result()
 
     def close(self) -> None:
-        self._hand.shutdown(wait=True)
+        """Wait for the last write and end the thread."""
+        self._thread.shutdown(wait=True)

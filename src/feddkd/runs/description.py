@@ -19,7 +19,7 @@ AVERAGE = "the same, before DKD (plain average)"
 
 @dataclass(frozen=True)
 class RunDescription:
-    """What a record says about a run before its first round."""
+    """The facts about a run that its record has before the first round."""
 
     digest: str
     method: str
@@ -119,7 +119,7 @@ def _protocol(test_accuracy: str) -> dict[str, str]:
 
 
 def _faults(job: Job) -> dict[str, Any]:
-    """Return how the run treats faults, as far as it is not as usual."""
+    """Return the keys about faults that differ from their defaults."""
     chosen = {
         "availability": job.tolerance.availability.canonical,
         "min_clients": job.tolerance.min_clients,

@@ -1,9 +1,9 @@
-"""What runs would take, before they start: time from a few steps of every phase, memory while these
-are taken, bytes exactly.
+"""Forecasts of what runs take: time, memory and bytes.
 
-A phase is timed with few steps and with some more, which tells what an exchange costs and what a
-step; bytes do not depend on steps, so those of one exchange of every phase are those of all; they
-vary only where models go from hand to hand (astraea).
+Each phase is timed with few steps and with more steps. The difference is the time of a step, the
+rest the time of an exchange. Memory is measured during these trials. Bytes do not depend on steps,
+so those of one exchange of a phase are those of all; they vary only where models go from client to
+client (astraea).
 """
 
 import statistics
@@ -36,16 +36,18 @@ TURNS = 2  # repetitions of a phase in a trial
 
 @dataclass(frozen=True)
 class Forecast:
-    """For runs in lock-step."""
+    """Time, memory and bytes of runs in lock-step."""
 
     engine: str
     seconds: float
-    memory: int | None  # bytes, at the height of the trial; None where nobody can tell
+    memory: int | None  # peak of the trial in bytes; None if it cannot be measured
     bytes_up: int  # of each run
     bytes_down: int
 
 
 class TimedExchange(NamedTuple):
+    """One exchange of a trial."""
+
     phase: Phase
     seconds: float
     steps: float  # of a client, on average
@@ -53,6 +55,8 @@ class TimedExchange(NamedTuple):
 
 
 class TrialTimes(NamedTuple):
+    """The times of a trial."""
+
     first: float  # seconds by which the first round took longer
     besides: float  # seconds of a round outside exchanges
     phases: list[list[TimedExchange]]  # the exchanges of each phase
@@ -60,7 +64,7 @@ class TrialTimes(NamedTuple):
 
 
 class Watched:
-    """An engine that notes what each exchange took."""
+    """An engine that notes the time and the costs of each exchange."""
 
     def __init__(self, engine: Engine, device: torch.device) -> None:
         self.engine, self.device = engine, device
@@ -78,23 +82,23 @@ class Watched:
         sizes = self.engine.sizes(run, phase.reads.source)
         asked = [sizes[client] for order in orders for client in order.cohort if client >= 0]
         steps = statistics.fmean(phase.reads.count(n) for n in asked) if asked else 1.0
-        own = [
-            (order, reply) for order, reply in zip(orders, replies, strict=True) if order.run == run
-        ]
-        paid = Costs().after(phase, [order for order, _ in own], [reply for _, reply in own], [], 1)
-        self.seen.append(
-            TimedExchange(phase, seconds, steps, paid if phase.at == "clients" else Costs())
-        )
+        of_run = [at for at, order in enumerate(orders) if order.run == run]
+        paid = Costs()
+        if phase.at == "clients":
+            first_orders, first_replies = (
+                [orders[at] for at in of_run],
+                [replies[at] for at in of_run],
+            )
+            paid = Costs().after(phase, first_orders, first_replies, [], 1)
+        self.seen.append(TimedExchange(phase, seconds, steps, paid))
         return replies
 
 
 def forecast(experiments: Sequence[Experiment], how: How, done: int = 0) -> Forecast:
-    """Return what experiments that differ in their seed alone would take from round `done` + 1 on."""
+    """Return what experiments that differ in their seed alone take from round `done` + 1 on."""
     first, place = experiments[0], find_device(how.device)
-    tried = replace(
-        job(experiments, [prepare(experiment, how.data) for experiment in experiments]),
-        tolerance=PATIENT,
-    )
+    prepared = [prepare(experiment, how.data) for experiment in experiments]
+    tried = replace(job(experiments, prepared), tolerance=PATIENT)
     make = partial(open_engine, how.engine, options=how.options)
     host: Watched
 
@@ -106,28 +110,19 @@ def forecast(experiments: Sequence[Experiment], how: How, done: int = 0) -> Fore
     with Simulation(tried, watched, how.device) as simulation:
         method = first.parsed_method.fitted(simulation.model)
         few, more = (_trial(simulation, host, method, steps) for steps in (FEW, MORE))
-    federations = [start.federation for start in tried.starts]
-    sizes = [
-        len(federation.indices("train", client))
-        for federation in federations
-        for client in range(first.clients)
-    ]
+    sizes = [size for start in tried.starts for size in start.federation.sizes]
     rounds = range(done + 1, first.length(how.until) + 1)
     counts = Counter(id(exchange.phase) for t in rounds for exchange in method.plan(t))
-    # once: choosing and compiling; in every round: evaluation, and what the server does besides
-    seconds = few.first + len(rounds) * (
-        sum(seen.seconds for seen in few.others) + min(few.besides, more.besides)
-    )
+    # once: choosing and compiling; in every round: evaluation, and the rest of the server's work
+    every_round = sum(seen.seconds for seen in few.others) + min(few.besides, more.besides)
+    seconds = few.first + len(rounds) * every_round
     up = down = 0
     for phase, short, long in zip(method.phases, few.phases, more.phases, strict=True):
         if short and long:
-            seconds += counts[id(phase)] * _seconds(
-                short, long, statistics.fmean(phase.reads.count(n) for n in sizes)
-            )
-            up, down = (
-                up + counts[id(phase)] * short[0].costs.bytes_up,
-                down + counts[id(phase)] * short[0].costs.bytes_down,
-            )
+            times, costs = counts[id(phase)], short[0].costs
+            steps = statistics.fmean(phase.reads.count(n) for n in sizes)
+            seconds += times * _seconds(short, long, steps)
+            up, down = up + times * costs.bytes_up, down + times * costs.bytes_down
     return Forecast(type(host.engine).__name__.lower(), seconds, peak_memory(place), up, down)
 
 
@@ -141,22 +136,22 @@ def _trial(simulation: Simulation, host: "Watched", method: Method, steps: int) 
         for _ in simulation.play(short, last, last):
             pass
         took.append(time.perf_counter() - began)
-    own = [[seen for seen in host.seen if seen.phase is phase] for phase in short.phases]
+    phases = [[seen for seen in host.seen if seen.phase is phase] for phase in short.phases]
     others = [seen for seen in host.seen if not any(seen.phase is phase for phase in short.phases)]
-    return TrialTimes(
-        took[0] - took[1], took[1] - sum(seen.seconds for seen in host.seen), own, others
-    )
+    besides = took[1] - sum(seen.seconds for seen in host.seen)
+    return TrialTimes(took[0] - took[1], besides, phases, others)
 
 
 def _shortened(phase: Phase, steps: int) -> Phase:
-    """With few steps and few repetitions, whatever the round."""
+    """Return a phase with few steps and few repetitions in every round."""
     few = replace(phase.reads, steps=min(steps, phase.reads.steps or steps))
     return replace(phase, repeat=Repeat(min(phase.repeat.times, TURNS)), reads=few)
 
 
 def _seconds(few: Sequence[TimedExchange], more: Sequence[TimedExchange], steps: float) -> float:
-    """Of an exchange with so many steps, on the line through two that were timed."""
-    (x, y), (further, later) = (
-        (seen[0].steps, statistics.fmean(one.seconds for one in seen)) for seen in (few, more)
-    )
-    return min(y, later) if x == further else y + max(0.0, later - y) / (further - x) * (steps - x)
+    """Return the seconds of an exchange with some steps, on the line through two timed ones."""
+    x, y = few[0].steps, statistics.fmean(exchange.seconds for exchange in few)
+    further, later = more[0].steps, statistics.fmean(exchange.seconds for exchange in more)
+    if x == further:
+        return min(y, later)
+    return y + max(0.0, later - y) / (further - x) * (steps - x)

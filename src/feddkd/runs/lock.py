@@ -1,6 +1,6 @@
-"""One writer a folder.
+"""The lock of a run's folder: one process at a time writes there.
 
-The lock is the kernel's: it goes with the process that holds it, so a stale one cannot be.
+The kernel holds the lock and releases it when the process ends, however it ends.
 """
 
 import os
@@ -11,37 +11,39 @@ from feddkd.errors import InputError
 
 try:
     import fcntl
-except ImportError:  # not a Unix: nobody is kept out
+except ImportError:  # not a Unix: folders are not locked
     fcntl = None  # type: ignore[assignment]
 
 
 class Lock:
+    """The lock file of a folder."""
+
     def __init__(self, folder: Path) -> None:
         self.path = folder / "lock"
         self._file = -1
 
     def take(self) -> None:
-        """Or say who has it."""
+        """Lock the folder, or raise an InputError that names the process that holds the lock."""
         while fcntl is not None:
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                holder = (
-                    os.read(self._file, 200).decode(errors="replace").strip() or "another process"
-                )
+                content = os.read(self._file, 200).decode(errors="replace").strip()
                 os.close(self._file)
                 self._file = -1
                 raise InputError(
-                    f"{self.path.parent} is being written by {holder}; wait for it, or stop it"
+                    f"{self.path.parent} is being written by {content or 'another process'};"
+                    " wait for it, or stop it"
                 ) from None
             if self._still_there():
                 os.ftruncate(self._file, 0)
                 os.write(self._file, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
                 return
-            os.close(self._file)  # whoever had it has just removed it: there is a new one by now
+            os.close(self._file)  # the last holder has removed the file in between: try again
 
     def give_back(self) -> None:
+        """Unlock the folder and remove the file."""
         if self._file >= 0:
             self.path.unlink(missing_ok=True)
             os.close(self._file)

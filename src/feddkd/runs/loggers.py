@@ -1,7 +1,4 @@
-"""Rounds as they come, told to other programs as well:
-
-one small interface, each kind where its package is installed.
-"""
+"""Loggers: they send each round to a CSV file, TensorBoard, MLflow or Weights & Biases."""
 
 import csv
 from collections.abc import Callable, Mapping, Sequence
@@ -16,21 +13,21 @@ from feddkd.runs.record import folder_name
 
 
 class Logger(Protocol):
-    """Of one run, which may have been halted: the first row it is told of need not be that of round
-    1.
-    """
+    """The interface of a logger of one run."""
 
-    def row(self, row: Row) -> None: ...
+    def row(self, row: Row) -> None:
+        """Log a row. The first one is of a later round if the run was continued."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End the log."""
 
 
 def numbers(row: Row) -> dict[str, float]:
-    """What of a row is a number, by name; and what DKD added to the plain average."""
-    within = {f"diagnostics/{name}": value for name, value in row.get("diagnostics", {}).items()}
+    """Return the numbers of a row by name, and the gain of DKD over the plain average."""
+    theory = {f"diagnostics/{name}": value for name, value in row.get("diagnostics", {}).items()}
     found = {
         name: value
-        for name, value in {**row, **within}.items()
+        for name, value in {**row, **theory}.items()
         if isinstance(value, int | float) and name != "round"
     }
     if "average_test_accuracy" in row:
@@ -39,21 +36,21 @@ def numbers(row: Row) -> dict[str, float]:
 
 
 class Csv:
-    """rounds.csv in the run's folder, a line a round."""
+    """Writes rounds.csv in the run's folder, one line for each round."""
 
     def __init__(self, experiment: Experiment, folder: Path) -> None:
         self.path = folder / "rounds.csv"
         self.lines: list[dict[str, Any]] = []
 
     def row(self, row: Row) -> None:
-        # what stood before the halt stays
+        # keep the lines from before a halt
         if not self.lines and row["round"] > 1 and self.path.exists():
             with self.path.open(newline="", encoding="utf-8") as file:
                 self.lines = [
                     line for line in csv.DictReader(file) if int(line["round"]) < row["round"]
                 ]
         self.lines.append({"round": row["round"], **numbers(row)})
-        # a phase may set in later
+        # a phase that starts in a later round adds columns
         columns = list(dict.fromkeys(name for line in self.lines for name in line))
         with self.path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, columns)
@@ -65,7 +62,7 @@ class Csv:
 
 
 class TensorBoard:
-    """Events in the run's folder: `tensorboard --logdir runs`."""
+    """Writes events in the run's folder: `tensorboard --logdir runs`."""
 
     def __init__(self, experiment: Experiment, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -76,7 +73,7 @@ class TensorBoard:
         self.writer: Any = None
 
     def row(self, row: Row) -> None:
-        # later steps of a run that was cut short are purged
+        # TensorBoard drops later steps of a run that was cut short
         self.writer = self.writer or self.open(row["round"])
         for name, value in numbers(row).items():
             self.writer.add_scalar(name, value, row["round"])
@@ -87,14 +84,14 @@ class TensorBoard:
 
 
 class Mlflow:
-    """A run of the experiment `feddkd`, wherever MLFLOW_TRACKING_URI says."""
+    """Logs to a run of the experiment `feddkd` at MLFLOW_TRACKING_URI."""
 
     def __init__(self, experiment: Experiment, folder: Path) -> None:
         from mlflow import MlflowClient
 
         self.client = MlflowClient()
-        known = self.client.get_experiment_by_name("feddkd")
-        owner = known.experiment_id if known else self.client.create_experiment("feddkd")
+        present = self.client.get_experiment_by_name("feddkd")
+        owner = present.experiment_id if present else self.client.create_experiment("feddkd")
         self.run = self.client.create_run(owner, run_name=folder.name).info.run_id
         for key, value in experiment.canonical.items():
             self.client.log_param(self.run, key, value)
@@ -108,7 +105,7 @@ class Mlflow:
 
 
 class Wandb:
-    """A run of the project `feddkd`; WANDB_MODE=offline keeps it on this machine."""
+    """Logs to a run of the project `feddkd`; WANDB_MODE=offline keeps it on this machine."""
 
     def __init__(self, experiment: Experiment, folder: Path) -> None:
         import wandb
@@ -136,20 +133,18 @@ PACKAGES = {"tensorboard": "tensorboard", "mlflow": "mlflow", "wandb": "wandb"}
 
 
 def check_loggers(names: Sequence[str]) -> None:
-    """Complain before anything is run."""
+    """Raise an InputError if a logger is unknown or its package is missing."""
     for name in names:
         if name not in LOGGERS:
             raise InputError(f"unknown logger {name!r}; there are: {choices(LOGGERS)}")
         if name in PACKAGES and find_spec(PACKAGES[name]) is None:
-            raise InputError(
-                f"--log {name} needs a package that is not here: pip install 'feddkd[{name}]'"
-            )
+            raise InputError(f"--log {name} needs a package: pip install 'feddkd[{name}]'")
 
 
 class RunLoggers:
     """The loggers of one run.
 
-    They open with its first row, so not for a run that was finished before.
+    They open with its first row, so a run that was finished before opens none.
     """
 
     def __init__(self, names: Sequence[str], experiment: Experiment, place: Path) -> None:

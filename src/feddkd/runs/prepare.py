@@ -1,4 +1,4 @@
-"""An experiment with its data loaded and divided and its network built."""
+"""Experiments made ready to run: data loaded and divided, network built."""
 
 import functools
 from dataclasses import dataclass
@@ -28,17 +28,19 @@ class Prepared:
 
 @functools.lru_cache(maxsize=1)
 def _load(source: Source, folder: Path | None) -> Data:
-    """The runs of a sweep mostly share their data: read and check it once."""
+    """Load the data of a source. The last data are kept: runs of a sweep mostly share theirs."""
     return unpack(source, folder) or source.load(folder)
 
 
 def prepare(experiment: Experiment, folder: Path | None) -> Prepared:
+    """Return an experiment made ready to run; `folder` has the official data files."""
     try:
         return _prepare(experiment, folder)
-    except (RuntimeError, MemoryError) as error:  # torch's way to say that something is too large
+    except (RuntimeError, MemoryError) as error:  # something is too large for torch
         reason = " ".join(str(error).split())[:200]
         raise InputError(
-            f"{experiment.data} and {experiment.model} cannot be made ready: {reason or 'out of memory'}"
+            f"cannot load {experiment.data} or build {experiment.model}:"
+            f" {reason or 'out of memory'}"
         ) from error
 
 
@@ -61,8 +63,6 @@ def _prepare(experiment: Experiment, folder: Path | None) -> Prepared:
 def network(experiment: Experiment, shape: tuple[int, ...], classes: int) -> Model:
     """Return the experiment's network, built under its seed, with the weights it starts from."""
     model = built(lambda: experiment.architecture.build(shape, classes), ("init", experiment.seed))
-    return (
-        model
-        if experiment.initial is None
-        else with_initial(model, experiment.initial, experiment.initial_sha256)
-    )
+    if experiment.initial is None:
+        return model
+    return with_initial(model, experiment.initial, experiment.initial_sha256)

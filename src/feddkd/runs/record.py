@@ -77,7 +77,7 @@ class Record:
 
     @property
     def in_memory(self) -> bool:
-        """Whether `simulate` made the record, from data in memory."""
+        """True if `simulate` made the record, from data in memory."""
         return self.manifest.get("made_by") == "simulate"
 
     @property
@@ -94,12 +94,12 @@ class Record:
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds have been played."""
+        """True if all rounds have been played."""
         return len(self.history) == int(self.manifest["canonical"]["rounds"])
 
     @property
     def over(self) -> bool:
-        """Whether all rounds have been played, or the run was stopped early for good."""
+        """True if all rounds have been played, or `on_round` ended the run."""
         return self.finished or "stopped" in self.manifest
 
 

@@ -1,6 +1,6 @@
-"""Experiments -> runs on disk. What is finished is left alone, what was cut short goes on."""
+"""Experiments -> runs on disk. Finished runs are left alone, unfinished runs are continued."""
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from feddkd.runs.session import OFTEN, Event, Every, RunEnded, Session, abreast,
 
 @dataclass(frozen=True)
 class How:
-    """How runs are carried out: nothing here decides what they compute, up to rounding."""
+    """The way in which runs are carried out. It changes their numbers only by rounding."""
 
     engine: str | EngineFactory = "auto"
     device: str = "cpu"
@@ -30,15 +30,18 @@ class How:
     until: int | None = None  # stop after this round, with a checkpoint
 
 
-def play(experiments: Sequence[Experiment], out: Path, how: How = How()) -> Generator[Event]:
+AS_USUAL = How()
+
+
+def play(experiments: Sequence[Experiment], out: Path, how: How = AS_USUAL) -> Generator[Event]:
     """Run experiments that differ in their seeds alone, in lock-step; write their folders under
     `out` and yield events.
 
-    Finished runs are left as they are, and runs that were cut short continue, unless `how.fresh`.
-    Every run ends with a RunEnded; the summary of one that could not go on has the reason, `ended`,
-    and no numbers.
+    Finished runs are left alone and unfinished runs are continued, unless `how.fresh`. Every run
+    ends with a RunEnded. If a run could not go on, its summary has the reason, `ended`, and no
+    numbers.
     """
-    device = find_device(how.device)  # complain before anything is written
+    device = find_device(how.device)  # raises an error before anything is written
     check_engine(how.engine)
     folders = [out / folder_name(experiment) for experiment in experiments]
     todo = []
@@ -71,8 +74,8 @@ def play(experiments: Sequence[Experiment], out: Path, how: How = How()) -> Gene
 def play_all(
     experiments: Sequence[Experiment], places: Sequence[Path], how: How
 ) -> Generator[Event]:
-    """Run experiments, each in a folder under its place; those that differ in their seeds alone go
-    in lock-step.
+    """Run experiments, each in a folder under its place; experiments that differ in their seeds
+    alone run in lock-step.
     """
     for group in lock_step(experiments, places):
         for event in play([experiments[at] for at in group], places[group[0]], how):
@@ -92,32 +95,35 @@ def execute(experiments: Sequence[Experiment], *, out: Path, **how: Any) -> list
 
 
 def _one_program(prepared: Sequence[Prepared]) -> list[list[int]]:
-    """Return positions of runs that one program can compute: seeds may differ in frozen weights,
-    and those go one by one.
+    """Return groups of runs that one program can compute, as positions.
+
+    Seeds whose networks differ in frozen weights are in different groups.
     """
     alike: list[list[int]] = []
     for at, ready in enumerate(prepared):
-        family = next(
-            (family for family in alike if prepared[family[0]].model.is_alike(ready.model)), None
-        )
-        if family is None:
-            alike.append([at])
+        for group in alike:
+            if prepared[group[0]].model.is_alike(ready.model):
+                group.append(at)
+                break
         else:
-            family.append(at)
+            alike.append([at])
     return alike
 
 
 def in_precision(
     experiments: Sequence[Experiment], precision: str | None, engine: str, device: str
 ) -> tuple[list[Experiment], dict[str, Any]]:
-    """Experiments as `--precision` asks for, and what the engine is to be told: fp64 is the
-    experiment's own dtype, and so recorded; the others are how an engine multiplies float32.
+    """Return experiments in the precision of `--precision`, and the engine's options.
+
+    fp64 changes the dtype of the experiments, and is recorded so. The other precisions are ways in
+    which an engine multiplies float32.
     """
     if precision == "fp64":
         exact = [replace(experiment, dtype="float64") for experiment in experiments]
         if len({experiment.digest for experiment in exact}) < len(exact):
             raise InputError(
-                "precision 'fp64' makes experiments of the sweep the same, since they differ in their dtype alone"
+                "precision 'fp64' makes experiments of the sweep the same, since they differ in"
+                " their dtype alone"
             )
         return exact, {}
     if precision is None:
@@ -128,23 +134,25 @@ def in_precision(
         )
     if any(experiment.dtype == "float64" for experiment in experiments):
         raise InputError(
-            f"precision {precision!r} is for experiments of dtype float32; one of these is of float64"
+            f"precision {precision!r} is for experiments of dtype float32; one of these is of"
+            " float64"
         )
     if precision == "tf32" and device == "cpu":
-        raise InputError("precision 'tf32' is a GPU's; on a CPU there are: bf16, fp32, fp64")
-    # where every engine computes so
+        raise InputError("precision 'tf32' needs a GPU; on a CPU there are: bf16, fp32, fp64")
+    # every engine on a CPU computes in fp32
     if precision == "fp32" and device == "cpu" and engine != "batched":
         return list(experiments), {}
     if engine in ("serial", "pool"):
         raise InputError(
-            f"engine {engine!r} computes in the experiment's dtype and knows no precision {precision!r}; 'batched' does"
+            f"engine {engine!r} computes in the experiment's dtype and knows no precision"
+            f" {precision!r}; 'batched' does"
         )
     return list(experiments), {"precision": precision}
 
 
 def lock_step(experiments: Sequence[Experiment], places: Sequence[Path]) -> list[list[int]]:
-    """Positions of experiments that can run as one program: the same but for the seed, and in the
-    same place.
+    """Return groups of experiments that run as one program, as positions: they differ in their
+    seeds alone and are recorded in the same place.
     """
     families: dict[tuple[str, Path], list[int]] = {}
     for at, (experiment, place) in enumerate(zip(experiments, places, strict=True)):

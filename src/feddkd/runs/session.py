@@ -192,7 +192,7 @@ class Session:
             self.saved = self.last
         if halt.asked or enough:
             self.writer.wait()
-            message = f"stopped after round {t}; the same command goes on from there"
+            message = f"stopped after round {t}: the same command continues the run"
             raise Halted(message, halt.asked) if halt.asked else Enough
 
     def _keep_confusions(self, simulation: Simulation) -> None:

@@ -1,6 +1,6 @@
-"""How a run is asked to stop:
+"""Stopping a run by a signal.
 
-the first SIGINT or SIGTERM lets the round end and be saved, the second stops at once.
+The first SIGINT or SIGTERM lets the round end and be saved; the second stops at once.
 """
 
 import logging
@@ -12,12 +12,12 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 
-class Halted(Exception):  # noqa: N818  # not an error: somebody asked for it
+class Halted(Exception):  # noqa: N818  # not an error: the user asked for it
     """A run stopped between two rounds because a signal asked for it."""
 
     def __init__(self, message: str, number: int) -> None:
         super().__init__(message)
-        self.status = 128 + number  # what a shell reports of a process that a signal ended
+        self.status = 128 + number  # the exit status of a process that a signal ended
 
 
 class Enough(Exception):  # noqa: N818  # as above
@@ -25,19 +25,17 @@ class Enough(Exception):  # noqa: N818  # as above
 
 
 class Halt:
-    """While it is entered, `asked` holds the number of the signal that asked for a stop."""
+    """A context in which `asked` is the number of the signal that asked for a stop, or None."""
 
     def __init__(self) -> None:
         self.asked: int | None = None
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "Halt":
-        # Python lets nobody else touch signals
+        # Python allows signal handlers in the main thread only
         if threading.current_thread() is threading.main_thread():
-            self._before = {
-                number: signal.signal(number, self._ask)
-                for number in (signal.SIGINT, signal.SIGTERM)
-            }
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._ask)
         return self
 
     def __exit__(
@@ -46,14 +44,14 @@ class Halt:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._give_back()
+        self._restore_handlers()
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self.asked = number
-        self._give_back()
-        log.warning("stopping after this round; once more to stop at once")
+        self._restore_handlers()
+        log.warning("stopping after this round; repeat the signal to stop at once")
 
-    def _give_back(self) -> None:
+    def _restore_handlers(self) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before = {}
