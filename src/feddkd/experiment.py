@@ -70,8 +70,8 @@ class Experiment:
     training: Share | None = None
     transform: str | None = None  # replaces the transform of the data source
     evaluation: Literal["auto", "global", "client_mean", "client_pooled"] = "auto"
-    # True: mini-batches are drawn. False: they are read in stored order, and a round continues where
-    # the round before it ended. "distillation": they are drawn in DKD alone
+    # True: mini-batches are drawn. False: they are read in stored order, and a round continues
+    # where the round before it ended. "distillation": they are drawn in DKD alone
     shuffle: bool | Literal["distillation"] = True
     dtype: Literal["float32", "float64"] = "float32"
     # a safetensors file with the first weights; by default the seed draws them
@@ -79,7 +79,7 @@ class Experiment:
     initial_sha256: str | None = None  # the sha256 of that file; by default computed from it
     availability: str = "always()"  # which clients do not answer
     min_clients: Count = 1  # with fewer clients left, a round ends
-    on_divergence: OnDivergence = "drop"  # of a client whose numbers are not finite
+    on_divergence: OnDivergence = "drop"  # if a client's numbers are not finite
     # log the theory's quantities in every round; changes no number of the run
     diagnostics: bool = False
     # test accuracy whose cost is reported; changes no number of the run
@@ -148,7 +148,7 @@ class Experiment:
 
     @property
     def canonical(self) -> dict[str, Any]:
-        """The experiment with all defaults filled in. Two spellings of one experiment have the same."""
+        """The experiment with all defaults filled in: the same for all its spellings."""
         return {
             "method": self.parsed_method.canonical,
             "data": self.parsed_data.canonical,
@@ -196,7 +196,7 @@ class Experiment:
         return _digest({key: value for key, value in self.canonical.items() if key not in seeds})
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the keys as they were written, without those that are None."""
+        """Return the keys with their written values, without those that are None."""
         return {key: value for key, value in asdict(self).items() if value is not None}
 
 

@@ -1,1 +1,1 @@
-"""Functions and values that users call from Python: `simulate`, `run`, `load`, and their results."""
+"""The functions for users of Python: `simulate`, `run` and `load`, and the values they return."""

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from feddkd.engines.select import find_device
 from feddkd.errors import InputError
 from feddkd.rounds.loop import Row
-from feddkd.runs.description import RunDescription, describe_job
+from feddkd.runs.description import RunDescription
 from feddkd.runs.record import finished_summary, read_record
 from feddkd.runs.recorder import PRIVATE
 from feddkd.runs.session import RoundPlayed, RunEnded, Session, abreast
@@ -24,7 +24,7 @@ from feddkd.tensors import Tensors
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a simulation leaves."""
+    """The tensors and rows that a simulation leaves."""
 
     params: dict[str, torch.Tensor]
     history: list[Row]

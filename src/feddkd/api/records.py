@@ -28,7 +28,7 @@ class LoadedRun:
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """What was run, with digests, versions and hardware: the content of manifest.json."""
+        """The content of manifest.json: the experiment, digests, versions and hardware."""
         return self.record.manifest
 
     @property
@@ -104,7 +104,7 @@ class LoadedRuns(Sequence[LoadedRun]):
         return iter(self._runs)
 
     def to_frame(self) -> Any:
-        """Return the rows of all runs as one pandas DataFrame, with columns run, method and seed."""
+        """Return the rows of all runs as a pandas DataFrame, with columns run, method and seed."""
         rows = []
         for run in self:
             seed = run.manifest["canonical"]["seed"]

@@ -35,7 +35,7 @@ def run(
 ) -> LoadedRuns:
     """Run experiments with records, as `feddkd run` does, and return the runs as `load` does.
 
-    Finished runs under `out` are left as they are, and runs that were cut short are continued. The
+    Finished runs under `out` are left alone, and unfinished runs are continued. The
     returned runs are in the order of the experiments. If a run cannot go on, the others are played
     to their end and then a RunError names it. Ctrl-C ends the round, saves, and raises
     KeyboardInterrupt.
@@ -47,8 +47,8 @@ def run(
         device: "cpu", "cuda", "cuda:1", ...
         options: Options of a named engine, as in {"precision": "bf16"} for "batched".
         data: Folder with the official data files; FEDDKD_DATA by default.
-        every_rounds: Write a checkpoint after every so many rounds, not by the clock.
-        every_minutes: Write a checkpoint when so many minutes have passed.
+        every_rounds: The number of rounds between checkpoints; by default they follow the time.
+        every_minutes: The minutes between checkpoints.
         fresh: Run again what is finished or was cut short.
         until: Stop after this round, with a checkpoint, to continue another time.
         progress: Show progress bars on standard error; by default if that is a terminal.

@@ -65,7 +65,7 @@ def simulate(
         test: The examples of the test set.
         method: A method or its text, as in "fedavg(epochs=5) | dkd()".
         validation: Examples that choose the best round.
-        public: Examples that the server holds and everybody may see, for methods that need them.
+        public: Examples that the server has and may send to clients, for methods that need them.
         rounds: How many rounds to play.
         cohort: The active clients of a round: a fraction of the clients (0.5) or a number (10).
         seed: Decides every random draw.

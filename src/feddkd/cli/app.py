@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class CommandPlace(NamedTuple):
-    """Where a command is: a function, or a group of commands, in a module."""
+    """The place of a command, which is a function or a group of commands in a module."""
 
     module: str
     name: str

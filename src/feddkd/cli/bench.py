@@ -16,34 +16,36 @@ from feddkd.errors import InputError
 def bench(
     job: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Which job; repeatable; all of them if none."),
+        typer.Option(metavar="NAME", help="The job to measure; repeatable; all jobs by default."),
     ] = None,
     engine: Annotated[
-        str | None, typer.Option(help="The engine to measure; the fastest kind unless said.")
+        str | None, typer.Option(help="The engine to measure; by default the fastest one.")
     ] = None,
     strategy: Annotated[
-        str | None, typer.Option(help="One of the engine's strategies, where it has several.")
+        str | None, typer.Option(help="A strategy of the engine, if it has several.")
     ] = None,
     device: Annotated[
-        str | None, typer.Option(help="cpu, cuda, cuda:1, ...; a GPU where there is one.")
+        str | None, typer.Option(help="cpu, cuda, cuda:1, ...; by default a GPU if there is one.")
     ] = None,
     precision: Annotated[str | None, typer.Option(help="tf32, fp32, bf16 or fp64.")] = None,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="CPU threads, of the plain loop too.")
+        int | None, typer.Option(min=1, help="CPU threads, also of the plain loop.")
     ] = None,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="Steps an exchange where steps are timed (J for dkd).")
+        int | None, typer.Option(min=1, help="Steps in an exchange if steps are timed (J for dkd).")
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Timed repeats; the median counts.")] = 5,
     strategies: Annotated[
         bool,
-        typer.Option("--strategies", help="Each strategy alone, too, and what choosing costs."),
+        typer.Option(
+            "--strategies", help="Also measure each strategy alone, and the cost of the choice."
+        ),
     ] = False,
     small: Annotated[
-        bool, typer.Option("--small", help="Everything tiny: a smoke test, no measurement.")
+        bool, typer.Option("--small", help="Make everything tiny: a smoke test, not a measurement.")
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the JSON object to a file, too.")
+        Path | None, typer.Option(metavar="FILE", help="Also write the JSON object to a file.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -53,27 +55,29 @@ def bench(
     """
     if threads is not None:
         torch.set_num_threads(threads)
-    here = setting(
+    chosen = setting(
         engine=engine, device=device, precision=precision, strategy=strategy, repeats=repeats
     )
-    if strategies and (strategy is not None or not hasattr(find_engine(here.engine), "strategies")):
+    if strategies and (
+        strategy is not None or not hasattr(find_engine(chosen.engine), "strategies")
+    ):
         raise InputError(
-            "--strategies compares the choice of engine 'batched' with its single strategies: no"
-            " other engine has any"
+            "--strategies compares the strategies of engine 'batched': no other engine has any,"
+            " and --strategy chooses one"
         )
-    runner = Bench(here, sized(device=here.device, small=small, steps=steps), strategies)
+    runner = Bench(chosen, sized(device=chosen.device, small=small, steps=steps), strategies)
     entries: list[dict[str, Any]] = []
     for one in [runner.find(name) for name in job or JOBS]:
         if out is not None and not entries:
-            # complain before anything is measured
-            _write_json(out, document(entries, here, small=small))
+            # a path that cannot be written is an error before anything is measured
+            _write_json(out, document(entries, chosen, small=small))
         console(stderr=True).print(f"{one.name}: {one.what}")
         entries.append(runner.measure(one))
         if out is not None:  # after every job: a run that is stopped keeps what it had
-            _write_json(out, document(entries, here, small=small))
-    console(stderr=as_json).print(page(entries, here))
+            _write_json(out, document(entries, chosen, small=small))
+    console(stderr=as_json).print(page(entries, chosen))
     if as_json:
-        print(json.dumps(document(entries, here, small=small), default=str))
+        print(json.dumps(document(entries, chosen, small=small), default=str))
 
 
 def _write_json(path: Path, value: Any) -> None:

@@ -1,13 +1,14 @@
-"""What the commands share: options, and how things are shown."""
+"""Options and output that the commands share."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from feddkd.spec.registry import Registry
+if TYPE_CHECKING:
+    from feddkd.spec.registry import Registry
 
 DataDir = Annotated[
     Path | None,
@@ -27,23 +28,25 @@ File = Annotated[Path, typer.Argument(metavar="FILE.toml", help="The experiment.
 
 
 def console(stderr: bool = False) -> Console:
-    """Shows texts as they are: what is in brackets or between colons is the user's, not markup."""
+    """Return a console that prints texts unchanged, without reading markup in them."""
     return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
 
 
 def page(*headings: str) -> Table:
+    """Return a table with lines between its rows."""
     table = Table(show_lines=True)
     for heading in headings:
         table.add_column(heading, overflow="fold")
     return table
 
 
-def summary(registry: Registry[Any], name: str) -> str:
+def summary(registry: "Registry[Any]", name: str) -> str:
+    """Return the first paragraph of what a registered function says about itself."""
     return " ".join((registry[name].__doc__ or "").split("\n\n")[0].split())
 
 
 def clock(seconds: float) -> str:
-    """As people say it."""
+    """Return a duration in seconds, minutes or hours."""
     if seconds < 60:
         return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
     hours, minutes = divmod(round(seconds / 60), 60)

@@ -26,14 +26,14 @@ data_app = typer.Typer(
 
 
 def _sources() -> list[str]:
-    """Those that can be had without saying more: `npz` needs a path."""
+    """Return the sources that need no option, unlike `npz`, which needs a path."""
     return [name for name in SOURCES if ... not in SOURCES.options(name).values()]
 
 
 @data_app.command("list")
 def data_list(as_json: AsJson = False) -> None:
-    """The data sources, which files each reads and where to get them; and the partitions."""
-    made = {name: SOURCES[name]() for name in _sources()}
+    """List the data sources, with their files and where to get them, and the partitions."""
+    plain = {name: SOURCES[name]() for name in _sources()}
     sources: list[dict[str, Any]] = [
         {
             "name": name,
@@ -41,12 +41,12 @@ def data_list(as_json: AsJson = False) -> None:
             "files": list(source.files),
             "origin": source.origin,
         }
-        for name, source in made.items()
+        for name, source in plain.items()
     ]
     sources += [
         {"name": name, "summary": summary(SOURCES, name), "files": [], "origin": ""}
         for name in SOURCES
-        if name not in made
+        if name not in plain
     ]
     partitions = [{"name": name, "summary": summary(PARTITIONS, name)} for name in PARTITIONS]
     if as_json:
@@ -68,28 +68,27 @@ def data_list(as_json: AsJson = False) -> None:
 def data_check(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="Sources, with options if need be; all of them if none."),
+        typer.Argument(help="Sources, with options if they need any; all sources by default."),
     ] = None,
     data: DataDir = None,
 ) -> None:
-    """Read data sources whole and say what was found: counts, shapes, hash. Exit status 2 if one
-    cannot be read.
+    """Read all of some data sources and print counts, shapes and digest.
+
+    The exit status is 2 if one cannot be read. A source FILE.py:function runs the file.
     """
     bad = []
     for name, source in {name: find_source(name) for name in names or _sources()}.items():
         try:
-            found = source.load(data)
-            shape, note = (
-                "x".join(map(str, found.train.x.shape[1:])),
-                f"; {found.note}" if found.note else "",
-            )
-            size = f"{len(found.train):,} training and {len(found.test):,} test examples of {shape}"
-            print(f"{name}: {size}, {found.classes} classes, sha256 {found.digest[:12]}{note}")
+            read = source.load(data)
+            shape = "x".join(map(str, read.train.x.shape[1:]))
+            note = f"; {read.note}" if read.note else ""
+            size = f"{len(read.train):,} training and {len(read.test):,} test examples of {shape}"
+            print(f"{name}: {size}, {read.classes} classes, sha256 {read.digest[:12]}{note}")
         except InputError as error:
             bad.append(name)
             print(f"{name}: {error}")
     if bad:
-        raise InputError(f"cannot be read here: {', '.join(bad)}")
+        raise InputError(f"these sources cannot be read: {', '.join(bad)}")
 
 
 @data_app.command("show")
@@ -98,12 +97,12 @@ def data_show(
     set_: Settings = None,
     data: DataDir = None,
     save: Annotated[
-        Path | None, typer.Option(metavar="FILE.npz", help="Keep the partition in a file.")
+        Path | None, typer.Option(metavar="FILE.npz", help="Write the partition to a file.")
     ] = None,
 ) -> None:
-    """Draw how the data of an experiment, the first of the file, is divided: clients x classes.
+    """Draw how the data of the first experiment of a file is divided: clients x classes.
 
-    A partition kept by --save is used by `partition = "saved(path='FILE.npz')"`.
+    `partition = "saved(path='FILE.npz')"` uses a partition that --save has written.
     """
     experiment = load(file, set_ or ())[0]
     prepared = prepare(experiment, data)
@@ -124,14 +123,15 @@ def data_show(
 def data_pack(
     files: Annotated[list[Path], typer.Argument(metavar="FILE.toml...", help="The experiments.")],
     out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Where the copy is written; `--data DIR` reads it.")
+        Path,
+        typer.Option(metavar="DIR", help="Where the copy is written; `--data DIR` then reads it."),
     ],
     data: DataDir = None,
 ) -> None:
-    """Write a compact copy of what experiments read, in pieces below 60 MiB, for machines without
-    the original files.
+    """Write a compact copy of the data that experiments read, for machines without the original
+    files, in pieces below 60 MiB.
 
-    Runs on the copy are the same runs: it keeps all labels, the images that are read, and the
+    Runs on the copy have the same numbers: it keeps all labels, the images that are read, and the
     digest of the original.
     """
     experiments = [experiment for file in files for experiment in load(file)]
@@ -141,12 +141,12 @@ def data_pack(
             for experiment in experiments
             if experiment.parsed_data == source
         ]
-        found = ready[0].data
-        train, test = used(found, [part for one in ready for part in one.federation.parts])
-        written = pack(found, source, train, test, out)
+        whole = ready[0].data
+        train, test = used(whole, [part for one in ready for part in one.federation.parts])
+        written = pack(whole, source, train, test, out)
         size = sum(path.stat().st_size for path in written) / 2**20
         counts = (
-            f"{len(train):,} of {len(found.train):,} training and {len(test):,} of"
-            f" {len(found.test):,} test images"
+            f"{len(train):,} of {len(whole.train):,} training and {len(test):,} of"
+            f" {len(whole.test):,} test images"
         )
-        print(f"{found.name}: {counts}, {size:.1f} MiB in {len(written) - 1} pieces")
+        print(f"{whole.name}: {counts}, {size:.1f} MiB in {len(written) - 1} pieces")

@@ -1,4 +1,4 @@
-"""feddkd run --dry-run: what would run, and what it would take."""
+"""feddkd run --dry-run: a plan of what would run, with time, memory and bytes."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -16,11 +16,12 @@ from feddkd.runs.forecast import forecast
 from feddkd.runs.record import finished_summary, folder_name
 from feddkd.runs.runner import How, lock_step
 
-LONG = 1000  # rounds of all runs together, from which on a sweep is not begun without a word
+# a sweep with at least this many rounds in all runs gets a forecast before it starts
+LONG = 1000
 
 
 def plan(experiments: Sequence[Experiment], places: Sequence[Path], how: How) -> dict[str, Any]:
-    """Return what is to do, group by group as it runs in lock-step, and what that takes altogether."""
+    """Return what would run, group by group as it runs in lock-step, and what all of it takes."""
     together = lock_step(experiments, places)
     groups = [
         _group([experiments[at] for at in group], places[group[0]], how) for group in together
@@ -61,23 +62,21 @@ def _group(experiments: list[Experiment], place: Path, how: How) -> dict[str, An
     }
 
 
-def planned(told: dict[str, Any]) -> Table:
-    page = Table(title="What it would take", box=SIMPLE_HEAD, padding=0, show_edge=False)
+def planned(content: dict[str, Any]) -> Table:
+    """Return a plan as a table."""
+    page = Table(title="Forecast", box=SIMPLE_HEAD, padding=0, show_edge=False)
     for at, heading in enumerate(
         ("method", "runs", "rounds", "engine", "time", "memory", "MB a run")
     ):
         page.add_column(heading, justify="right" if at else "left", overflow="fold")
-    for group in told["groups"]:
+    for group in content["groups"]:
         page.add_row(
             group["method"], *(_cells(group) if group["runs"] else ["finished", *["-"] * 5])
         )
-    total = (
-        f"{told['runs']} runs, {told['finished']} finished already: about {clock(told['seconds'])}"
-    )
-    page.caption = (
-        f"{total}, {in_words(told['memory'])} of memory, {told['bytes'] / 1e6:.4g} MB between"
-        " server and clients"
-    )
+    runs = f"{content['runs']} runs, {content['finished']} finished already"
+    traffic = f"{content['bytes'] / 1e6:.4g} MB between server and clients"
+    time, memory = clock(content["seconds"]), in_words(content["memory"])
+    page.caption = f"{runs}: about {time}, {memory} of memory, {traffic}"
     page.caption_justify = "left"
     return page
 

@@ -1,7 +1,6 @@
-"""feddkd flower:
+"""feddkd flower: experiments on a federation of Flower nodes.
 
-experiments on a federation of Flower nodes. Flower is an extra: it is imported when it is asked
-for.
+Flower is an optional package: it is imported when a command needs it.
 """
 
 import os
@@ -41,15 +40,15 @@ Fresh = Annotated[
 ]
 Deadline = Annotated[
     float,
-    typer.Option(min=1, metavar="SECONDS", help="Who has not answered by then has not answered."),
+    typer.Option(min=1, metavar="SECONDS", help="Later answers are ignored."),
 ]
 Join = Annotated[
-    float, typer.Option(min=1, metavar="SECONDS", help="By then all clients must have joined.")
+    float, typer.Option(min=1, metavar="SECONDS", help="All clients must join within this time.")
 ]
 Secure = Annotated[
     bool,
     typer.Option(
-        "--secure", help="Secure aggregation: uploads come masked, the server learns sums alone."
+        "--secure", help="Secure aggregation: uploads are masked, the server learns only sums."
     ),
 ]
 Threshold = Annotated[
@@ -57,7 +56,7 @@ Threshold = Annotated[
     typer.Option(
         metavar="SHARE",
         show_default="2/3",
-        help="With --secure: the share of a cohort without which no sum is opened; over a half.",
+        help="With --secure: the share of a cohort that must answer to open a sum; over 1/2.",
     ),
 ]
 
@@ -66,7 +65,7 @@ Threshold = Annotated[
 def up(
     file: File,
     nodes: Annotated[
-        int, typer.Option(min=1, help="How many nodes; each stands for its share of the clients.")
+        int, typer.Option(min=1, help="How many nodes; each runs its share of the clients.")
     ] = 2,
     set_: Settings = None,
     data: DataDir = None,
@@ -79,7 +78,7 @@ def up(
     fresh: Fresh = False,
     as_json: AsJson = False,
 ) -> None:
-    """A whole federation on this machine, for the experiments of a file.
+    """Start a federation on this machine and run the experiments of a file on it.
 
     Certificates, keys, a SuperLink with TLS that knows its nodes, the nodes; then the runs,
     recorded as those of `feddkd run`. In the end nothing is left but the records.
@@ -99,7 +98,7 @@ def up(
 
 
 def _try_out(experiments: list[Experiment], data: Path | None) -> None:
-    """Data and networks that are not there are told of before anything is started."""
+    """Raise an InputError if data or a network is missing, before anything is started."""
     for experiment in experiments:
         if experiment.runs_a_file:
             raise InputError("an experiment that names a Python file does not run on Flower nodes")
@@ -130,7 +129,7 @@ def _run(
 def _play(
     experiment: Experiment, grid: Any, out: Path, options: dict[str, float], how: How
 ) -> Generator[Event]:
-    """Run an experiment over the nodes behind a Grid; a threshold makes the engine a secure one."""
+    """Run an experiment on the nodes behind a Grid; with a threshold the engine is secure."""
     from feddkd.flower.apps import engine_on
 
     engine = engine_on(grid, experiment, secure="threshold" in options, **options)
@@ -140,13 +139,13 @@ def _play(
 def _options(
     experiments: list[Experiment], deadline: float, join: float, secure: bool, threshold: float
 ) -> dict[str, float]:
-    """What the engine is told; a threshold is what makes it a secure one."""
+    """Return the options of the engine; with a threshold it is secure."""
     if not secure:
         return {"deadline": deadline, "join": join}
     with _flower():
         from feddkd.flower.secure import check_summable
 
-        for experiment in experiments:  # complain before anything is started
+        for experiment in experiments:  # an error comes before anything is started
             check_summable(experiment.as_dict(), threshold)
     return {"deadline": deadline, "join": join, "threshold": threshold}
 
@@ -154,7 +153,7 @@ def _options(
 def ray_events(
     experiments: list[Experiment], places: list[Path], options: RunOptions, fresh: bool
 ) -> Generator[Event]:
-    """Run one experiment after another in Flower's simulation, a core for each client at work."""
+    """Run one experiment after another in Flower's simulation, a core for each active client."""
     with _flower():
         from feddkd.flower.apps import NodeApp
         from feddkd.flower.deployment.ray import on_ray
@@ -175,7 +174,7 @@ def server(
     folder: Annotated[
         Path,
         typer.Option(
-            metavar="DIR", help="Certificate and key: what `feddkd flower certificate` made."
+            metavar="DIR", help="Certificate and key, made by `feddkd flower certificate`."
         ),
     ],
     keys: Annotated[
@@ -195,11 +194,10 @@ def server(
     fresh: Fresh = False,
     as_json: AsJson = False,
 ) -> None:
-    """The server of a federation: a SuperLink with TLS for the nodes whose keys it knows, and the
-    runs of a file.
+    """Be the server of a federation: a SuperLink with TLS for known nodes, and the runs of a file.
 
-    It waits until all clients have joined. Stopped and started again it goes on from its last
-    checkpoint.
+    It waits until all clients have joined. If it is stopped and started again, it continues from
+    the last checkpoint.
     """
     experiments, public_keys = load(file, set_ or ()), sorted(keys.glob("*.pub"))
     options = _options(experiments, deadline, join, secure, threshold)
@@ -229,16 +227,14 @@ def server(
 @flower_app.command("certificate")
 def certificate(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Where ca.crt, server.pem and server.key go.")
+        Path, typer.Argument(metavar="DIR", help="Folder for ca.crt, server.pem and server.key.")
     ],
     hosts: Annotated[
         list[str],
-        typer.Argument(
-            metavar="HOST...", help="Names and addresses by which nodes reach the server."
-        ),
+        typer.Argument(metavar="HOST...", help="Names and addresses of the server."),
     ],
 ) -> None:
-    """Make a server's certificate. Nodes get a copy of DIR/ca.crt; the rest stays."""
+    """Make the certificate of a server. Copy DIR/ca.crt to the nodes, and nothing else."""
     with _flower():
         from feddkd.flower.deployment.credentials import make_server
 
@@ -266,39 +262,37 @@ def client(
     part: Annotated[
         int,
         typer.Option(
-            min=0, help="Which node this is: it stands for the clients PART, PART + PARTS, ..."
+            min=0, help="The number of this node: it runs the clients PART, PART + PARTS, ..."
         ),
     ],
     parts: Annotated[int, typer.Option(min=1, help="How many nodes there are.")],
     key: Annotated[
         Path,
         typer.Option(
-            metavar="FILE", help="This node's private key; `feddkd flower key` makes one."
+            metavar="FILE", help="The private key of this node; `feddkd flower key` makes one."
         ),
     ],
     authority: Annotated[
         Path,
-        typer.Option(
-            metavar="FILE", help="The certificate by which the server is known: its ca.crt."
-        ),
+        typer.Option(metavar="FILE", help="The certificate of the server: its ca.crt."),
     ],
-    port: Annotated[int, typer.Option(help="A port for this node's own use, on 127.0.0.1.")] = 9094,
+    port: Annotated[int, typer.Option(help="A port on 127.0.0.1 that this node uses.")] = 9094,
     load: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE.py:NAME", help="A function of your own that returns this client's (x, y)."
+            metavar="FILE.py:NAME", help="Your function that returns this client's (x, y)."
         ),
     ] = None,
     secure: Annotated[
         bool,
         typer.Option(
-            "--secure", help="Upload nothing that is not masked, whatever a server asks for."
+            "--secure", help="Upload only masked values, even if a server asks for others."
         ),
     ] = False,
     data: DataDir = None,
     threads: Threads = None,
 ) -> None:
-    """Be a node of a federation until ended: a SuperNode whose clients stay in memory."""
+    """Be a node of a federation until it ends: a SuperNode that keeps its clients in memory."""
     if part >= parts:
         raise InputError(f"part {part} of {parts}: parts are counted from 0 to {parts - 1}")
     for file in (key, authority):
@@ -319,13 +313,11 @@ def key_(
     file: Annotated[
         Path,
         typer.Argument(
-            metavar="FILE", help="Where the private key goes; the public one beside it."
+            metavar="FILE", help="File for the private key; the public key is written next to it."
         ),
     ],
 ) -> None:
-    """Make a node's key pair: FILE, which stays on the node, and FILE.pub, which the server must
-    know.
-    """
+    """Make the key pair of a node: FILE stays on the node, FILE.pub goes to the server."""
     with _flower():
         from feddkd.flower.deployment.credentials import make_node
 
@@ -334,7 +326,7 @@ def key_(
 
 @contextmanager
 def _flower() -> Iterator[None]:
-    """Flower, kept quiet: it talks to nobody but the SuperLink."""
+    """A context for the use of Flower, which then talks to the SuperLink alone."""
     os.environ |= {
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -350,7 +342,7 @@ def _flower() -> Iterator[None]:
 
 
 def _function(text: str) -> Callable[[Any], Any]:
-    """FILE.py:NAME -> the function."""
+    """Run a file and return the function that FILE.py:NAME names."""
     path, _, name = text.rpartition(":")
     file = Path(path)
     if not file.is_file():

@@ -1,4 +1,4 @@
-"""feddkd ls: runs at a glance."""
+"""feddkd ls: the runs under a folder, one line for each run."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -26,16 +26,19 @@ def listing(
         list[str] | None,
         typer.Option(
             metavar="KEY=TEXT",
-            help="Only runs whose key holds the text, as in method=dkd, seed=0, state=running.",
+            help="Only runs whose key contains the text, as in method=dkd, seed=0, state=running.",
         ),
     ] = None,
     sort: Annotated[
-        str, typer.Option(metavar="COLUMN", help="By what; numbers from the highest down.")
+        str,
+        typer.Option(
+            metavar="COLUMN", help="The column to sort by; numbers start with the highest."
+        ),
     ] = "run",
     as_json: AsJson = False,
 ) -> None:
-    """The runs under a folder, one line each: method, data, seed, rounds done, test accuracy in %
-    at best and last, time.
+    """List the runs under a folder, one line for each run: method, data, seed, rounds played, best
+    and last test accuracy in %, and time.
     """
     if sort not in COLUMNS:
         raise InputError(f"runs cannot be sorted by {sort!r}; there are: {choices(COLUMNS)}")
@@ -49,7 +52,7 @@ def listing(
 
 
 def _entry(record: Record) -> Entry:
-    manifest, known = record.manifest, summarise(record.history) if record.history else {}
+    manifest, numbers = record.manifest, summarise(record.history) if record.history else {}
     return {
         "run": record.folder.name,
         "method": manifest["experiment"].get("name") or method_names(record),
@@ -58,8 +61,8 @@ def _entry(record: Record) -> Entry:
         "rounds": len(record.history),
         "of": manifest["canonical"]["rounds"],
         "state": _state(record),
-        "best": known.get("test_accuracy"),
-        "last": known.get("final_test_accuracy"),
+        "best": numbers.get("test_accuracy"),
+        "last": numbers.get("final_test_accuracy"),
         "seconds": round(record.seconds, 1),
         "started": manifest.get("started", ""),
         "folder": str(record.folder),
@@ -115,7 +118,7 @@ def _keys() -> str:
 
 
 def _rank(value: Any) -> tuple[int, Any]:
-    """Texts in order, numbers from the highest down, what is not known last."""
+    """Return a sort key: texts in order, numbers from the highest down, unknown values last."""
     return (1, "") if value is None else (0, value if isinstance(value, str) else -value)
 
 

@@ -37,19 +37,21 @@ Papers = Annotated[
 RunsDir = Annotated[
     Path,
     typer.Option(
-        "--runs", metavar="DIR", help="Run folders that count beside the committed results."
+        "--runs", metavar="DIR", help="Run folders that count in addition to the committed results."
     ),
 ]
-Name = Annotated[str, typer.Argument(metavar="NAME", help="A table; `feddkd paper list` has them.")]
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="A table; `feddkd paper list` shows them.")
+]
 TableOrFigure = Annotated[
-    str, typer.Argument(metavar="NAME", help="A table or a figure; `feddkd paper list` has them.")
+    str, typer.Argument(metavar="NAME", help="A table or a figure; `feddkd paper list` shows them.")
 ]
 PAPERS, RUNS = Path("papers/feddkd"), Path("runs/paper")
 
 
 @paper_app.command("list")
 def paper_list(papers: Papers = PAPERS) -> None:
-    """The paper's tables and the files of experiments behind them, and its figures and the tables
+    """List the paper's tables with their files of experiments, and its figures with the tables
     whose runs they show.
     """
     paper = read(papers)
@@ -62,8 +64,8 @@ def paper_list(papers: Papers = PAPERS) -> None:
 
 @paper_app.command("status")
 def paper_status(papers: Papers = PAPERS, runs: RunsDir = RUNS, as_json: AsJson = False) -> None:
-    """How much of each table has been run, and about how many seconds the rest will take where the
-    records were made.
+    """Show how much of each table has been run, and about how many seconds the rest would take on
+    the machine of the records.
     """
     paper = read(papers)
     *tables, everything = progress(paper, recorded(paper, runs))
@@ -73,22 +75,19 @@ def paper_status(papers: Papers = PAPERS, runs: RunsDir = RUNS, as_json: AsJson 
         )
         return
     for table in (*tables, everything):
-        print(_told(table))
+        print(_line(table))
 
 
-def _told(table: Progress) -> str:
-    done = (
-        f"{table.name}: {table.runs_done}/{table.runs_wanted} runs,"
-        f" {table.rounds_done}/{table.rounds_wanted} rounds"
-    )
-    guess = [] if table.seconds_left is None else [f"about {table.seconds_left:,.0f} s"]
-    unknown = (
-        [f"{table.runs_of_unknown_cost} runs of unknown cost"] if table.runs_of_unknown_cost else []
-    )
-    return (
-        f"{done};"
-        f" {'left: ' + ' and '.join(guess + unknown) if table.runs_done < table.runs_wanted else 'all there'}"
-    )
+def _line(table: Progress) -> str:
+    """Return the line of a table."""
+    runs = f"{table.runs_done}/{table.runs_wanted} runs"
+    done = f"{table.name}: {runs}, {table.rounds_done}/{table.rounds_wanted} rounds"
+    if table.runs_done == table.runs_wanted:
+        return f"{done}; all there"
+    left = [] if table.seconds_left is None else [f"about {table.seconds_left:,.0f} s"]
+    if table.runs_of_unknown_cost:
+        left.append(f"{table.runs_of_unknown_cost} runs of unknown cost")
+    return f"{done}; left: {' and '.join(left)}"
 
 
 @paper_app.command("table")
@@ -100,13 +99,13 @@ def paper_table(
     papers: Papers = PAPERS,
     runs: RunsDir = RUNS,
 ) -> None:
-    """A table: the printed cell, ours, the difference, runs and rounds it rests on, a verdict; the
-    order of the methods; tests.
+    """Show a table: the printed cell, ours, the difference, our runs and rounds, a verdict; then
+    the order of the methods, and tests.
 
-    A mean lies "within the printed spread" if it is no further from the printed mean than the
-    printed standard deviation. What rests on fewer runs or rounds than the paper's is called
-    partial. p is how likely the two means would lie so far apart by chance if both were of one
-    experiment (Welch's t-test), where the printed number of runs is known.
+    A mean lies "within the printed spread" if its distance from the printed mean is at most the
+    printed standard deviation. A cell with fewer runs or rounds than the paper's is called partial.
+    p is the probability that two means of one experiment differ by chance at least as much (Welch's
+    t-test); it is there if the printed number of runs is known.
     """
     if format_ not in (*FORMATS, "json"):
         raise InputError(f"unknown format {format_!r}; there are: {choices((*FORMATS, 'json'))}")
@@ -122,10 +121,10 @@ def paper_figure(
     papers: Papers = PAPERS,
     runs: RunsDir = RUNS,
 ) -> None:
-    """A figure of the paper, as far as there are runs; what is missing stands in its legends.
+    """Draw a figure of the paper from the runs that exist; its legends say which are missing.
 
-    Of a table the curves behind it: test accuracy against rounds, communications and local steps,
-    setting by setting.
+    For a table, draw the curves of its runs: test accuracy against rounds, communications and local
+    steps, for each setting.
     """
     paper = read(papers)
     found = find(paper, name)
@@ -141,12 +140,12 @@ def paper_report(
         "docs/reproduction.md"
     ),
     pictures: Annotated[
-        str, typer.Option(metavar="NAME", help="Folder for pictures, beside the page.")
+        str, typer.Option(metavar="NAME", help="Folder for the pictures, next to the page.")
     ] = "pictures",
     papers: Papers = PAPERS,
 ) -> None:
-    """Write the page of all tables and figures from the committed results: verdicts, what is open,
-    what does not match.
+    """Write the page of all tables and figures from the committed results: verdicts, missing runs,
+    and differences from the paper.
     """
     paper = read(papers)
     runs = recorded(paper)
@@ -165,27 +164,28 @@ def paper_run(
         list[str] | None, typer.Option(help="Only this column, as in c=0.5,E=5; repeatable.")
     ] = None,
     method: Annotated[
-        list[str] | None, typer.Option(help="Only this method, as the table calls it; repeatable.")
+        list[str] | None,
+        typer.Option(help="Only this method, by its name in the table; repeatable."),
     ] = None,
     seed: Annotated[list[int] | None, typer.Option(help="Only this seed; repeatable.")] = None,
     rounds: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Only the first N rounds for now; go on later."),
+        typer.Option(min=1, metavar="N", help="Only the first N rounds for now; continue later."),
     ] = None,
     papers: Papers = PAPERS,
     runs: RunsDir = RUNS,
 ) -> None:
-    """Run what a table or figure still misses, in lock-step over seeds; what was cut short in the
-    folder of runs goes on.
+    """Run the missing runs of a table or figure, in lock-step over seeds; continue unfinished runs
+    in the folder of runs.
 
-    Whole runs among the committed results are not run again, nor those that broke off. Of a run
-    that is there in part only its rows were kept: without its folder it begins anew. For methods
-    like FedDKD@60 alone no more rounds are run than count. Runs without the losses that a figure
-    draws are made again, under diagnostics/ in the folder.
+    Complete runs among the committed results are not run again, nor runs that could not go on. The
+    results keep only the rows of an incomplete run: without its folder it starts from the
+    beginning. If only methods like FedDKD@60 are wanted, runs stop at the last round that counts.
+    Runs without the losses that a figure draws are repeated, under diagnostics/ in the folder.
     """
     if options.precision == "fp64":
         raise InputError(
-            "precision 'fp64' makes other experiments of the paper's; there are: bf16, fp32, tf32"
+            "precision 'fp64' changes the paper's experiments; there are: bf16, fp32, tf32"
         )
     paper = read(papers)
     known = recorded(paper, runs)
@@ -202,27 +202,27 @@ def paper_run(
 def _wanted(
     paper: Paper, found: Figure | Definition, settings: list[str] | None, methods: list[str] | None
 ) -> list[Experiment]:
-    """The experiments of a table or figure, or of some settings and methods of it."""
+    """Return the experiments of a table or figure, or of some of its settings and methods."""
     if isinstance(found, Figure):
-        own = list(dict.fromkeys(panel.setting for panel in found.panels.values()))
-        return paper.wanted(paper.table(found.table), settings or own, methods)
+        shown = list(dict.fromkeys(panel.setting for panel in found.panels.values()))
+        return paper.wanted(paper.table(found.table), settings or shown, methods)
     return paper.wanted(found, settings, methods)
 
 
 def _of_seeds(seeds: list[int] | None, experiments: list[Experiment]) -> list[Experiment]:
-    known = {one.seed for one in experiments}
+    there = {experiment.seed for experiment in experiments}
     for seed in seeds or ():
-        if seed not in known:
+        if seed not in there:
             raise InputError(
-                f"there are no runs of seed {seed}; there are: {choices(map(str, known))}"
+                f"there are no runs of seed {seed}; there are: {choices(map(str, there))}"
             )
-    return [one for one in experiments if one.seed in (seeds or known)]
+    return [experiment for experiment in experiments if experiment.seed in (seeds or there)]
 
 
 @paper_app.command("collect")
 def paper_collect(papers: Papers = PAPERS, runs: RunsDir = RUNS) -> None:
-    """Put run folders into the paper's results, compact; of two runs of one experiment the longer
-    is kept.
+    """Add run folders to the paper's results, in compact form; of two runs of one experiment keep
+    the longer one.
     """
     if not runs.is_dir():
         raise InputError(f"there is no folder {runs}")

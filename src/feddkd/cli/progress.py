@@ -1,4 +1,4 @@
-"""Runs on their way, on standard error: bars on a terminal, plain lines elsewhere."""
+"""Progress of runs on standard error: bars on a terminal, plain lines elsewhere."""
 
 import sys
 import time
@@ -22,22 +22,22 @@ from feddkd.engines.batched.memory import in_words, peak_memory
 from feddkd.experiment import Experiment
 from feddkd.rounds.loop import Row
 
-QUIET = 30.0  # seconds: no more than one plain line of a run in so many
+QUIET = 30.0  # seconds between two plain lines of a run
 
 
 @dataclass
 class Follower:
-    """Computes what to say about a run after each of its rounds."""
+    """Follows a run and computes the note after each of its rounds."""
 
     experiment: Experiment
-    last: int  # round that it is to reach
+    last: int  # the run's last round
     sizes: Sequence[int] = ()  # how many training examples each client has
     began: float = field(default_factory=time.perf_counter)
     images: int = 0
     rounds: int = 0
 
     def after(self, row: Row) -> str:
-        """Accuracy, what DKD added, images a second since the run was begun or went on."""
+        """Return accuracy, the gain of DKD, and images per second since the run began."""
         self.images += sum(
             exchange.phase.reads.examples(self.sizes[client])
             for exchange in self.experiment.parsed_method.plan(row["round"])
@@ -56,6 +56,7 @@ class Follower:
         )
 
     def left(self, row: Row) -> str:
+        """Return how long the remaining rounds will take."""
         return clock(self.seconds / self.rounds * (self.last - row["round"]))
 
     @property
@@ -64,13 +65,14 @@ class Follower:
 
 
 def title(experiment: Experiment) -> str:
+    """Return the name of a run on the screen."""
     label = experiment.name or " | ".join(call.name for call in experiment.parsed_method.calls)
     return f"{label}, seed {experiment.seed}"
 
 
 class Bars:
-    """A bar for each run and one for all; without a terminal, a line every half minute and one at a
-    run's end.
+    """A bar for each run and one for all runs. Without a terminal: a line every half minute, and
+    one at the end of a run.
     """
 
     def __init__(
@@ -85,7 +87,7 @@ class Bars:
         self._runs = [Follower(experiment, experiment.length(until)) for experiment in experiments]
         self._titles = [title(experiment) for experiment in experiments]
         self._tasks: dict[int, TaskID] = {}
-        self._told: dict[int, float] = {}  # when a plain line last told of a run
+        self._shown_at: dict[int, float] = {}  # time of a run's last plain line
         total = sum(run.last for run in self._runs)
         self._whole = self._progress.add_task(
             "all runs", total=total, note="", visible=len(experiments) > 1
@@ -109,7 +111,7 @@ class Bars:
         self._tasks[at] = self._progress.add_task(
             self._titles[at], total=self._runs[at].last, note=""
         )
-        self._told[at] = time.perf_counter()
+        self._shown_at[at] = time.perf_counter()
 
     def row(self, at: int, row: Row) -> None:
         """Show a round that is over."""
@@ -126,8 +128,8 @@ class Bars:
         run, name = self._runs[at], self._titles[at]
         if row["round"] == run.last:
             print(f"{name}: round {row['round']}, {note.partition(',')[0]}", file=sys.stderr)
-        elif time.perf_counter() - self._told[at] > QUIET:
-            self._told[at] = time.perf_counter()
+        elif time.perf_counter() - self._shown_at[at] > QUIET:
+            self._shown_at[at] = time.perf_counter()
             where = f"round {row['round']} of {run.last}"
             print(
                 f"{name}: {where}, {note}, {_memory(self._device)}, {run.left(row)} left",

@@ -1,4 +1,4 @@
-"""The options of commands that run experiments, declared once."""
+"""Options of the commands that run experiments."""
 
 import functools
 import inspect
@@ -15,60 +15,61 @@ from feddkd.runs.runner import How, in_precision
 from feddkd.runs.session import Every
 
 Threads = Annotated[
-    int | None, typer.Option(min=1, help="CPU threads; 1 is quickest for small networks.")
+    int | None, typer.Option(min=1, help="CPU threads; 1 is fastest for small networks.")
 ]
 EveryRounds = Annotated[
     int | None,
-    typer.Option(min=1, metavar="N", help="Checkpoint after every N rounds, not by the clock."),
+    typer.Option(min=1, metavar="N", help="Write a checkpoint after every N rounds, not by time."),
 ]
 OnDivergence = Annotated[
     str | None,
     typer.Option(
-        metavar="drop|stop|continue", help="For clients whose numbers are not finite; as --set."
+        metavar="drop|stop|continue",
+        help="Treatment of clients whose numbers are not finite; as with --set.",
     ),
 ]
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What `run`, `resume` and `paper run` take alike."""
+    """The options that `run`, `resume` and `paper run` share."""
 
     engine: Annotated[
         str,
-        typer.Option(
-            help="Where clients compute: auto, batched, pool, serial; flower-sim: on a Ray cluster."
-        ),
+        typer.Option(help="Engine: auto, batched, pool, serial; flower-sim uses a Ray cluster."),
     ] = "auto"
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu"
     precision: Annotated[
-        str | None, typer.Option(help="fp64 (as dtype = float64), fp32; on a GPU also tf32, bf16.")
+        str | None,
+        typer.Option(help="fp64 (as with dtype = float64), fp32, bf16; on a GPU also tf32."),
     ] = None
     strategy: Annotated[
-        str | None, typer.Option(help="Of the batched engine: auto, vmap, graph, fused, ...")
+        str | None,
+        typer.Option(help="Strategy of the batched engine: auto, vmap, graph, fused, ..."),
     ] = None
     threads: Threads = None
     data: DataDir = None
     every_rounds: EveryRounds = None
     every_minutes: Annotated[
-        float, typer.Option(min=0, metavar="N", help="Checkpoint once so many minutes have passed.")
+        float, typer.Option(min=0, metavar="N", help="Write a checkpoint every N minutes.")
     ] = 1.0
     log: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME", help="Log rounds, too: csv, tensorboard, mlflow, wandb; repeatable."
+            metavar="NAME", help="Also log rounds to csv, tensorboard, mlflow or wandb; repeatable."
         ),
     ] = None
     as_json: AsJson = False
 
     @property
     def every(self) -> Every:
-        """When checkpoints are written."""
+        """The times at which checkpoints are written."""
         return Every(self.every_rounds, self.every_minutes)
 
     def how(
         self, experiments: list[Experiment], *, fresh: bool = False, until: int | None = None
     ) -> tuple[list[Experiment], How]:
-        """Return the experiments in the precision asked for, and how to run them; set the number of
+        """Return the experiments in the chosen precision, and how to run them; set the number of
         threads.
         """
         experiments, options = in_precision(experiments, self.precision, self.engine, self.device)
@@ -82,7 +83,7 @@ class RunOptions:
 
 
 def with_run_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of RunOptions beside its own; it gets them together as `options`."""
+    """Add the options of RunOptions to a command, which gets them as one value, `options`."""
     hints = get_type_hints(RunOptions, include_extras=True)
     own_hints = get_type_hints(command, include_extras=True)
     own = [p for p in inspect.signature(command).parameters.values() if p.name != "options"]

@@ -1,4 +1,4 @@
-"""Show runs while they play: bars or lines on standard error, loggers, and a table at the end."""
+"""Show runs while they are played: progress on standard error, loggers, and a table at the end."""
 
 import json
 import logging
@@ -15,12 +15,13 @@ from feddkd.errors import RunError
 from feddkd.experiment import Experiment
 from feddkd.reports.tables import table
 from feddkd.runs.loggers import RunLoggers, check_loggers
-from feddkd.runs.record import find, folder_name
+from feddkd.runs.record import Record, find, folder_name
 from feddkd.runs.session import Event, RoundPlayed, RunBegun, RunEnded
 
 IN_JSON = (
-    "digest", "method", "seed", "rounds", "test_accuracy", "best_round", "final_test_accuracy", "communications",
-    "local_steps", "bytes_up", "bytes_down", "epsilon", "delta", "seconds", "selection", "to_target", "ended",
+    "digest", "method", "seed", "rounds", "test_accuracy", "best_round", "final_test_accuracy",
+    "communications", "local_steps", "bytes_up", "bytes_down", "epsilon", "delta", "seconds",
+    "selection", "to_target", "ended",
 )  # fmt: skip
 
 
@@ -34,7 +35,7 @@ def show(
     log: Sequence[str] = (),
     until: int | None = None,
 ) -> None:
-    """Show events as they come, and the results of all runs at the end.
+    """Show events while they happen, and the results of all runs at the end.
 
     Raise a RunError if a run could not go on.
     """
@@ -59,8 +60,8 @@ def show(
                         ended[at] = summary
                         loggers[at].close()
         finally:
-            for one in loggers:
-                one.close()
+            for run_loggers in loggers:
+                run_loggers.close()
     _show_results(experiments, places, [ended[at] for at in range(len(experiments))], as_json)
 
 
@@ -70,35 +71,26 @@ def _show_results(
     summaries: Sequence[dict[str, Any]],
     as_json: bool,
 ) -> None:
-    folders = [
-        place / folder_name(experiment)
-        for experiment, place in zip(experiments, places, strict=True)
-    ]
-    if records := [
-        record for folder in folders for record in find(folder, begun=True) if record.history
-    ]:
-        console(stderr=as_json).print(table(records))
+    """Print the table of the runs, and their summaries as JSON; raise a RunError if one ended."""
+    records: list[Record] = []
+    for experiment, place in zip(experiments, places, strict=True):
+        records += find(place / folder_name(experiment), begun=True)
+    if played := [record for record in records if record.history]:
+        console(stderr=as_json).print(table(played))
     if as_json:
-        print(
-            json.dumps(
-                {"runs": [{key: summary.get(key) for key in IN_JSON} for summary in summaries]}
-            )
-        )
-    failed = [
-        f"{title(experiment)}: {summary['ended']}"
-        for experiment, summary in zip(experiments, summaries, strict=True)
-        if "ended" in summary
-    ]
+        runs = [{key: summary.get(key) for key in IN_JSON} for summary in summaries]
+        print(json.dumps({"runs": runs}))
+    failed = []
+    for experiment, summary in zip(experiments, summaries, strict=True):
+        if "ended" in summary:
+            failed.append(f"{title(experiment)}: {summary['ended']}")
     if failed:
-        raise RunError(
-            f"{len(failed)} of {len(experiments)} runs could not go on: {'; '.join(failed)}"
-        )
+        reasons = "; ".join(failed)
+        raise RunError(f"{len(failed)} of {len(experiments)} runs could not go on: {reasons}")
 
 
 class _Lines(logging.Handler):
-    """Prints what the library logs on standard error, a line each; above the progress bars, if
-    there are any.
-    """
+    """Prints the log of the library on standard error, one line for each message."""
 
     def emit(self, record: logging.LogRecord) -> None:
         print(record.getMessage(), file=sys.stderr)
@@ -106,7 +98,7 @@ class _Lines(logging.Handler):
 
 @contextmanager
 def _library_on_stderr(level: int) -> Iterator[None]:
-    """Print what the package logs from this level on."""
+    """Print what the package logs at this level and above, on standard error."""
     library, lines = logging.getLogger("feddkd"), _Lines(level)
     before = library.level
     library.addHandler(lines)

@@ -1,4 +1,4 @@
-"""What `run`, `resume` and `paper run` do with experiments: forecast them, or run and show them."""
+"""Forecast experiments, or run and show them, for `run`, `resume` and `paper run`."""
 
 import json
 from pathlib import Path
@@ -21,11 +21,11 @@ def run_all(
     dry: bool = False,
     until: int | None = None,
 ) -> None:
-    """Run experiments as a command's options say, each in a folder under its place, and show the
-    result.
+    """Run experiments with a command's options, each in a folder under its place, and show the
+    results.
 
-    `dry` only tells what that would take. A long sweep is told about, too, before it starts; not on
-    a GPU, where compiling for the trial may take minutes.
+    With `dry`, only print a forecast. A long sweep gets a forecast too, before it starts; not on a
+    GPU, where compiling for the trial may take minutes.
     """
     if options.engine == "flower-sim":
         events = ray_events(experiments, places, options, fresh)
@@ -33,11 +33,11 @@ def run_all(
     experiments, how = options.how(experiments, fresh=fresh, until=until)
     total = sum(experiment.length(until) for experiment in experiments)
     if dry or (options.device == "cpu" and total >= LONG):
-        told = plan(experiments, places, how)
-        console(stderr=options.as_json or not dry).print(planned(told))
+        forecast = plan(experiments, places, how)
+        console(stderr=options.as_json or not dry).print(planned(forecast))
         if dry:
             if options.as_json:
-                print(json.dumps(told))
+                print(json.dumps(forecast))
             return
     events = play_all(experiments, places, how)
     show(

@@ -1,4 +1,4 @@
-"""feddkd watch: the report of runs on their way, in a browser, made anew as rounds come in."""
+"""feddkd watch: the report of running jobs in a browser, renewed after each round."""
 
 import webbrowser
 from contextlib import suppress
@@ -14,24 +14,30 @@ from feddkd.errors import InputError
 from feddkd.reports.html.page import html
 from feddkd.runs.record import find
 
-HERE = "127.0.0.1"  # nobody else's machine is let in
+HERE = "127.0.0.1"  # other machines cannot connect
 WAITING = "<!doctype html><title>feddkd</title><p>No round has ended yet under {}.</p>"
 
 
 def watch(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A folder of runs; it may still be empty.")
+        Path, typer.Argument(metavar="DIR", help="A folder of runs; it may be empty at first.")
     ] = Path("runs"),
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Of the loopback interface; 0: any that is free.")
+        int,
+        typer.Option(
+            min=0, max=65535, help="A port of the loopback interface; 0 takes a free one."
+        ),
     ] = 8000,
     every: Annotated[
-        int, typer.Option(min=1, metavar="SECONDS", help="How often the page is loaded again.")
+        int,
+        typer.Option(
+            min=1, metavar="SECONDS", help="Seconds after which the browser reloads the page."
+        ),
     ] = 5,
     open_: Annotated[bool, typer.Option("--open", help="Show it in a browser.")] = False,
 ) -> None:
-    """Serve the report of a running job to a browser on this machine, and renew it as rounds come
-    in. Ctrl-C ends it.
+    """Serve the report of a running job to a browser on this machine, and renew it after each
+    round. Ctrl-C ends it.
     """
     with server(folder, port, every) as serving:
         address = f"http://{HERE}:{serving.server_address[1]}/"
@@ -43,21 +49,22 @@ def watch(
 
 
 def server(folder: Path, port: int, every: int) -> ThreadingHTTPServer:
-    # the last page, by the sizes of what it was made from
+    """Return a server of the report on a folder; the browser reloads it after `every` seconds."""
+    # the last page, by the sizes of the files it was made from
     pages: dict[tuple[tuple[Path, int], ...], bytes] = {}
 
     def renewed() -> bytes:
-        stand = tuple((path, path.stat().st_size) for path in sorted(folder.rglob("rounds.jsonl")))
-        page = pages.get(stand) or _page(folder).encode()
+        sizes = tuple((path, path.stat().st_size) for path in sorted(folder.rglob("rounds.jsonl")))
+        page = pages.get(sizes) or _page(folder).encode()
         pages.clear()
-        pages[stand] = page
+        pages[sizes] = page
         return page
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            # no name that only leads here
-            own = (self.headers.get("Host") or "").rpartition(":")[0] in (HERE, "localhost")
-            if not own or self.path != "/":
+            # refuse other names that resolve to this address
+            host = (self.headers.get("Host") or "").rpartition(":")[0]
+            if host not in (HERE, "localhost") or self.path != "/":
                 self.send_error(404)
                 return
             page = renewed()
@@ -69,18 +76,18 @@ def server(folder: Path, port: int, every: int) -> ThreadingHTTPServer:
             self.wfile.write(page)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Nobody needs a line for every reload."""
+            """Print no line for a reload."""
 
     try:
         return ThreadingHTTPServer((HERE, port), Handler)
     except OSError as error:
         raise InputError(
-            f"cannot serve at port {port}: {error.strerror}; --port 0 takes one that is free"
+            f"cannot serve at port {port}: {error.strerror}; --port 0 takes a free one"
         ) from None
 
 
 def _page(folder: Path) -> str:
     try:
         return html(find(folder))
-    except InputError:  # nothing there yet, or a manifest half written: the next time
+    except InputError:  # no run yet, or a manifest that is half written
         return WAITING.format(escape(str(folder)))

@@ -1,4 +1,4 @@
-"""Functions in a user's Python file, written as `FILE.py:function` or `FILE.py:function(key=value)`.
+"""Functions in a user's Python file: `FILE.py:function` or `FILE.py:function(key=value)`.
 
 Reading such a text reads the file's bytes, for their sha256, and runs nothing. Calling the function
 runs the file, with all rights of the user: run only files that you trust.
