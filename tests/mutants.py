@@ -190,7 +190,7 @@ MUTANTS = [
     Mutant("a name in a record may end the script it stands in", "reports/html/page.py",
            """.replace("<", "\\\\u003c")""", "", ("tests/test_page.py",)),
     Mutant("a forecast counts every exchange as one of the first phase", "runs/forecast.py",
-           "up + counts[id(phase)] * short[0]", "up + counts[id(method.phases[0])] * short[0]", ("tests/test_forecast.py",)),
+           "costs = counts[id(phase)], short", "costs = counts[id(method.phases[0])], short", ("tests/test_forecast.py",)),
     Mutant("other names of a tied tensor are forgotten", "models/tensor_kinds.py",
            "if id(tensor) in names}", "if names.get(id(tensor)) == key}", KINDS),
     Mutant("a second place of a tied tensor is left on the meta device", "models/functional.py",
