@@ -186,7 +186,7 @@ def test_a_sweep_makes_all_combinations_the_last_key_fastest() -> None:
         ({**BASE, "sweep": {"seed": 3}}, ["sweep.seed", "list", "3"]),
         ({**BASE, "sweep": {"seed": []}}, ["sweep.seed", "at least one"]),
         ({**BASE, "sweep": {"sede": [1]}}, ["'sede'", "seed"]),
-        ({**BASE, "sweep": {"method": ["fedavg()"]}}, ["'method'", "both"]),
+        ({**BASE, "sweep": {"method": ["fedavg()"]}}, ["'method'", "sweep"]),
         ({**BASE, "sweep": {"cohort": [0.5, 5]}}, ["sweep", "twice"]),
         ({**BASE, "sweep": {"name": ["a", "b"]}}, ["sweep", "twice"]),
     ],
