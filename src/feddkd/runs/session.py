@@ -121,6 +121,12 @@ class Session:
     keep_private: bool = False  # whether the record keeps the tensors that clients keep
     histories: list[list[Row]] = field(default_factory=list)
     stopped: str | None = None  # why the runs end before their last round
+    # while `play()` goes on
+    simulation: Simulation = field(init=False)
+    recorders: list[Recorder] = field(init=False)
+    writer: Writer = field(init=False)
+    last: float = field(init=False)  # time at the end of the last round
+    saved: float = field(init=False)  # time of the last checkpoint
 
     def play(
         self, engine: str | EngineFactory, device: str, options: Mapping[str, Any] | None = None
