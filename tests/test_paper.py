@@ -1536,7 +1536,7 @@ def test_run_goes_on_with_what_was_cut_short_even_in_the_middle_of_a_line(
             "no method 'FedNothing'; there are: FedAvg, FedDKD, FedDKD@2",
         ),
         (("run", "tiny", "--setting", "c=7"), "no setting 'c=7'"),
-        (("run", "tiny", "--precision", "fp64"), "makes other experiments"),
+        (("run", "tiny", "--precision", "fp64"), "precision 'fp64'"),
         (("collect", "--runs", "nowhere"), "there is no folder nowhere"),
         (("figure", "tiny", "--out", "a.png"), "there are no runs of table 'tiny' yet"),
         (("figure", "none", "--out", "a.png"), "no table or figure 'none'; there are: tiny"),
