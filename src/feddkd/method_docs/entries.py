@@ -1,4 +1,4 @@
-"""What lists and pages say about a method, as plain values."""
+"""Facts about methods for lists and pages, as plain values."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -73,7 +73,7 @@ class Entry:
 
     @property
     def own(self) -> bool:
-        """Whether it came with the package, not from a plug-in."""
+        """True if it came with the package, not from a plug-in."""
         return self.module.startswith(HOUSE)
 
     @property
@@ -91,7 +91,7 @@ class Entry:
 
     @property
     def paragraphs(self) -> list[str]:
-        """The text, to be broken into lines anew; what is indented stays as it is."""
+        """The paragraphs of the text without line breaks; indented ones keep theirs."""
         return [
             part if part.startswith(" ") else " ".join(part.split())
             for part in self.text.split("\n\n")

@@ -33,7 +33,7 @@ def find_architecture(text: str) -> Architecture:
 
 
 def _checked(made: Any, text: str) -> Any:
-    """Return a module, or a wrapped one, as it is; raise an InputError if it is something else."""
+    """Return a module or a wrapped one; raise an InputError if it is something else."""
     if not isinstance(made, nn.Module | Model):
         raise InputError(f"{text} must return a torch.nn.Module, not {type(made).__name__}")
     return made

@@ -41,7 +41,7 @@ def text_differences(a: Manifest, b: Manifest) -> dict[str, tuple[Any, Any]]:
 
 
 def _spelled(manifest: Manifest, key: str) -> str:
-    """Return the text of a key as it was written, with the usual spaces."""
+    """Return the written text of a key, with the usual spaces."""
     text = manifest["experiment"].get(key)
     if text is None:  # it goes with the data: only the source knows how it is written
         raise UnclearError

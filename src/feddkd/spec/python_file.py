@@ -51,7 +51,7 @@ class FileFunction:
 
     @property
     def spelled(self) -> FileCall:
-        """Return the call as it is written and as it is compared."""
+        """Return the call with its written and its canonical text."""
         name = f"{self.path}:{self.name}"
         return FileCall(name, self.options, tuple(sorted(self.options)), sha256=self.sha256)
 
