@@ -19,56 +19,57 @@ $(DONE): pyproject.toml constraints.txt
 setup: $(DONE) ## install the package and what its tests need into .venv
 
 demo: $(DONE) ## FedAvg, FedProx and FedDKD on real handwritten digits, in a minute
-	$(BIN)/feddkd run experiments/demo.toml --threads 1 --out runs/demo
+	$(BIN)/feddkd run examples/demo.toml --threads 1 --out runs/demo
 	$(BIN)/feddkd report runs/demo --out runs/demo/report.html >/dev/null
 
-test: $(DONE) ## everything CI runs: format, lint, types, tests
+test: $(DONE) ## format, lint, types, tests
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal  # neighbours share what they compute
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal --ignore tests/reproduction  # neighbours share what they compute
 
 docs: $(DONE) ## the documentation as a site: build/site/index.html; nothing is fetched
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo build/site/index.html
 
 federation: $(DONE) ## Flower for real, the long tests: nodes killed in each phase, restarts, strangers, plain Flower, Ray (where it is installed)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m federation tests/test_deployment.py tests/test_secure_deployment.py
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m federation tests/flower/test_deployment.py tests/flower/test_secure_deployment.py
 
 networks: $(DONE) ## users' networks, Hugging Face's and peft's among them, with every method on every engine
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[networks]'
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m networks tests/test_own_networks.py tests/test_hugging_face.py
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m networks tests/models/test_own_networks.py tests/models/test_hugging_face.py
 
 methods-docs: $(DONE) ## write docs/methods, and the list behind `feddkd methods`, from the methods' own files
 	$(BIN)/python -m feddkd.method_docs.snapshot
 	$(BIN)/feddkd methods --markdown docs/methods
 
 methods-table: $(DONE) ## every method with and without DKD on the digits, five seeds: docs/methods/table.md; goes on where it was stopped
-	OMP_NUM_THREADS=1 $(BIN)/python experiments/methods.py
+	OMP_NUM_THREADS=1 $(BIN)/python tools/measure/methods.py
 
-reproduction: $(DONE) ## write docs/reproduction.md and its pictures from the records in papers/feddkd/results
+reproduction: $(DONE) ## write docs/reproduction.md and its pictures from papers/feddkd/results; check published numbers
 	$(BIN)/feddkd paper report
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal tests/reproduction
 
 mutants: $(DONE) ## break the code on purpose, one thing at a time, and see a test fail for each
-	$(BIN)/python tests/mutants.py
+	$(BIN)/python tools/mutants.py
 
 report-bench: $(DONE) ## size of a report of 90 runs x 660 rounds, and how long a browser takes to open it
-	$(BIN)/python tests/report_bench.py
+	PYTHONPATH=tests/support $(BIN)/python tools/report_bench.py
 
 screenshots: $(DONE) ## docs/pictures: the report of the demo in light, dark, narrow and on paper; needs chromium
-	$(BIN)/python tests/screenshots.py
+	PYTHONPATH=tests/support $(BIN)/python tools/screenshots.py
 
 faults: $(DONE) ## kill runs at 120 random moments and see each go on to the same bits
-	OMP_NUM_THREADS=1 $(BIN)/python tests/sigkills.py
+	OMP_NUM_THREADS=1 PYTHONPATH=tests/support $(BIN)/python tools/sigkills.py
 
 soak: $(DONE) ## 2,000 rounds of a tiny job on three engines: memory must stay flat
-	OMP_NUM_THREADS=1 $(BIN)/python tests/soak.py serial
-	OMP_NUM_THREADS=1 $(BIN)/python tests/soak.py batched
-	OMP_NUM_THREADS=1 $(BIN)/python tests/soak.py pool
+	OMP_NUM_THREADS=1 PYTHONPATH=tests/support $(BIN)/python tools/soak.py serial
+	OMP_NUM_THREADS=1 PYTHONPATH=tests/support $(BIN)/python tools/soak.py batched
+	OMP_NUM_THREADS=1 PYTHONPATH=tests/support $(BIN)/python tools/soak.py pool
 
 fuzz: $(DONE) ## feed damaged input to the experiment loader, the method parser and the data readers
 	-$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
-	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz.py
+	OMP_NUM_THREADS=1 $(BIN)/python tools/fuzz.py
 
 format: $(DONE) ## put the code in order
 	$(BIN)/ruff check --fix --quiet

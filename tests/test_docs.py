@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from test_architecture import LEVELS
 
 from draw_layers import PICTURE, draw
 from feddkd.cli.app import main
@@ -23,7 +24,6 @@ from feddkd.data.sources import SOURCES
 from feddkd.experiment import load
 from feddkd.methods import METHODS
 from feddkd.models.registry import MODELS
-from test_architecture import LEVELS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -129,7 +129,7 @@ def granted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def reader_folder(granted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Enter a reader's folder. Nothing opens a browser, serves for ever, or stays registered."""
     shutil.copytree(granted, tmp_path, dirs_exist_ok=True)
-    for name in ("experiments", "papers"):
+    for name in ("examples", "papers", "tools"):
         (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FEDDKD_DATA", raising=False)
@@ -194,7 +194,7 @@ def test_the_page_of_the_code_has_the_packages_by_level() -> None:
     assert sorted((int(level), package) for level, package in rows) == sorted(
         (level, package) for level, packages in enumerate(LEVELS, 1) for package in packages
     )
-    assert PICTURE.read_text(encoding="utf-8") == draw(LEVELS), "run tests/draw_layers.py"
+    assert PICTURE.read_text(encoding="utf-8") == draw(LEVELS), "run tools/draw_layers.py"
 
 
 @pytest.mark.parametrize("page", ["code.md", "paper-to-code.md"])
