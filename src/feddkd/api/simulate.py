@@ -95,8 +95,7 @@ def simulate(
         on_round: Called with the row of each round that is played. The run ends early if it returns
             True.
         target: A value of the headline metric; the result's summary has the round and the costs at
-            which it was
-            reached. The run does not stop there.
+            which it was reached. The run does not stop there.
 
     Returns:
         The final tensors, a row of numbers for each round, and a summary. It prints as a table.
