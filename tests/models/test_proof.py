@@ -44,6 +44,14 @@ def test_what_differs_in_training_alone_is_found_too() -> None:
         proven(model)
 
 
+def test_a_gradient_that_differs_is_found_although_all_outputs_agree() -> None:
+    model = functional(network())
+    layer = model.nets["train"].get_submodule("0")
+    layer.register_forward_hook(lambda module, inputs, output: output.detach())
+    with pytest.raises(InputError, match="gradient of '0.weight'"):
+        proven(model)
+
+
 def test_a_tensor_on_the_meta_device_never_takes_part() -> None:
     model = functional(network())
     slots = {slot: name for slot, name in model.tensors.slots.items() if slot != "3.bias"}
