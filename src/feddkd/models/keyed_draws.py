@@ -222,6 +222,7 @@ def _recurrent(draws: KeyedDraws, func: Any, *args: Any) -> Any:
     packed = isinstance(args[3], list | tuple)
     x, more, tail = args[0], args[1 : 1 + packed], args[8 + packed :]
     hx, tensors, biases, layers, p, train, both = args[1 + packed : 8 + packed]
+    func = _without_cudnn(func, (x, *tensors))
     if not train or p == 0 or layers == 1:
         return func(*args)
     each, ways, ends = len(tensors) // layers, 1 + both, []
@@ -233,6 +234,22 @@ def _recurrent(draws: KeyedDraws, func: Any, *args: Any) -> Any:
         x, *end = func(x, *more, first, weights, biases, 1, 0.0, train, both, *tail)
         ends.append(end)
     return x, *(torch.cat(states) for states in zip(*ends, strict=True))
+
+
+def _without_cudnn(func: Any, tensors: Sequence[Tensor]) -> Any:
+    """Return a recurrent function that avoids cuDNN if torch.func transforms one of its tensors.
+
+    cuDNN's recurrent layers read the memory of their weights, which such tensors do not show.
+    """
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    if not any(tensor.is_cuda and wrapped(tensor) for tensor in tensors):
+        return func
+
+    def plain(*args: Any) -> Any:
+        with torch.backends.cudnn.flags(enabled=False):
+            return func(*args)
+
+    return plain
 
 
 def _rrelu(
