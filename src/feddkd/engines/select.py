@@ -39,6 +39,12 @@ def check_engine(engine: str | EngineFactory) -> None:
         find_engine(engine)
 
 
+def accepts(engine: str, option: str) -> bool:
+    """Return whether an engine has an option; "auto" may choose an engine that has it."""
+    names = ENGINES if engine == "auto" else [engine]
+    return any(option in inspect.signature(find_engine(name)).parameters for name in names)
+
+
 def engine_name(engine: str | EngineFactory) -> str:
     """Return what the record calls an engine before it has been made."""
     if isinstance(engine, str):

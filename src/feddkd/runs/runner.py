@@ -7,7 +7,7 @@ from typing import Any
 
 from feddkd.engines.batched.engine import PRECISIONS
 from feddkd.engines.interface import EngineFactory
-from feddkd.engines.select import check_engine, find_device
+from feddkd.engines.select import accepts, check_engine, find_device
 from feddkd.errors import InputError, choices
 from feddkd.experiment import Experiment
 from feddkd.runs.description import describe_experiment
@@ -140,12 +140,16 @@ def in_precision(
     if precision == "tf32" and device == "cpu":
         raise InputError("precision 'tf32' needs a GPU; on a CPU there are: bf16, fp32, fp64")
     # every engine on a CPU computes in fp32
-    if precision == "fp32" and device == "cpu" and engine != "batched":
+    if (
+        precision == "fp32"
+        and device == "cpu"
+        and (engine == "auto" or not accepts(engine, "precision"))
+    ):
         return list(experiments), {}
-    if engine in ("serial", "pool"):
+    if not accepts(engine, "precision"):
         raise InputError(
             f"engine {engine!r} computes in the experiment's dtype and knows no precision"
-            f" {precision!r}; 'batched' does"
+            f" {precision!r}"
         )
     return list(experiments), {"precision": precision}
 
