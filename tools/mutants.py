@@ -248,6 +248,8 @@ MUTANTS = [
            "for name in sorted(actual):", "for name in ():", PROOF),
     Mutant("threads share the draws of a call", "models/skeleton.py",
            "class CallState(threading.local):", "class CallState:", KINDS),
+    Mutant("a recurrent layer reads its input forwards both ways", "models/recurrent.py",
+           "x.flip(0) if way else x", "x", ("tests/models/test_recurrent.py",)),
 ]  # fmt: skip
 
 

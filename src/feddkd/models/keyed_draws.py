@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from feddkd.errors import InputError
+from feddkd.models.recurrent import is_laned, needs_plain_operations, run_layer
 from feddkd.randomness import uniform
 
 # first stream of draws outside dropout layers; the stream of a dropout layer is its number among
@@ -178,7 +179,7 @@ def _attention(
 ) -> Tensor:
     """Return softmax(q k^T scale + mask) v, with dropout of the softmax's weights."""
     # torch's kernel for CPUs has no vmap rule
-    if dropout_p == 0 and not (query.device.type == "cpu" and _is_laned(query)):
+    if dropout_p == 0 and not (query.device.type == "cpu" and is_laned(query)):
         result: Tensor = func(
             query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
         )
@@ -203,16 +204,6 @@ def _attention(
     return weights @ value
 
 
-def _is_laned(x: Tensor) -> bool:
-    """Return whether a tensor has a batch dimension of vmap."""
-    functorch = torch._C._functorch
-    while functorch.is_functorch_wrapped_tensor(x):
-        if functorch.is_batchedtensor(x):
-            return True
-        x = functorch.get_unwrapped(x)
-    return False
-
-
 def _recurrent(draws: KeyedDraws, func: Any, *args: Any) -> Any:
     """Run the layers one by one, so that dropout between them follows the key.
 
@@ -222,34 +213,37 @@ def _recurrent(draws: KeyedDraws, func: Any, *args: Any) -> Any:
     packed = isinstance(args[3], list | tuple)
     x, more, tail = args[0], args[1 : 1 + packed], args[8 + packed :]
     hx, tensors, biases, layers, p, train, both = args[1 + packed : 8 + packed]
-    func = _without_cudnn(func, (x, *tensors))
-    if not train or p == 0 or layers == 1:
+    plain = not packed and needs_plain_operations((x, *tensors))
+    if not plain and (not train or p == 0 or layers == 1):
         return func(*args)
     each, ways, ends = len(tensors) // layers, 1 + both, []
     for layer in range(layers):
-        x = drop(x, p, draws.uniform(x.shape)) if layer else x
+        x = drop(x, p, draws.uniform(x.shape)) if layer and train and p else x
         weights = tensors[layer * each : (layer + 1) * each]
         rows = slice(layer * ways, (layer + 1) * ways)
         first = hx[rows] if isinstance(hx, Tensor) else tuple(state[rows] for state in hx)
-        x, *end = func(x, *more, first, weights, biases, 1, 0.0, train, both, *tail)
+        if plain:
+            x, *end = _plain_layer(func.__name__, x, first, weights, biases, both, *tail)
+        else:
+            x, *end = func(x, *more, first, weights, biases, 1, 0.0, train, both, *tail)
         ends.append(end)
     return x, *(torch.cat(states) for states in zip(*ends, strict=True))
 
 
-def _without_cudnn(func: Any, tensors: Sequence[Tensor]) -> Any:
-    """Return a recurrent function that avoids cuDNN if torch.func transforms one of its tensors.
-
-    cuDNN's recurrent layers read the memory of their weights, which such tensors do not show.
-    """
-    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-    if not any(tensor.is_cuda and wrapped(tensor) for tensor in tensors):
-        return func
-
-    def plain(*args: Any) -> Any:
-        with torch.backends.cudnn.flags(enabled=False):
-            return func(*args)
-
-    return plain
+def _plain_layer(
+    name: str,
+    x: Tensor,
+    first: Any,
+    weights: Sequence[Tensor],
+    biases: bool,
+    both: bool,
+    batch_first: bool,
+) -> tuple[Tensor, ...]:
+    """Return what torch's function returns for one layer, computed in plain operations."""
+    state = (first,) if isinstance(first, Tensor) else tuple(first)
+    x = x.transpose(0, 1) if batch_first else x
+    output, last = run_layer(name, x, state, weights, biases, both)
+    return (output.transpose(0, 1) if batch_first else output), *last
 
 
 def _rrelu(
