@@ -1,4 +1,4 @@
-"""What lists and pages say about a method, as plain values."""
+"""Facts about methods for lists and pages, as plain values."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

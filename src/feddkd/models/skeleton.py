@@ -21,7 +21,7 @@ Mode = Literal["train", "eval", "batch"]
 
 
 class CallState(threading.local):
-    """What a call uses: skeletons for each mode, and the random draws and features of the call.
+    """The skeletons for each mode, and the random draws and features of the current call.
 
     Each thread has its own, since a call puts its tensors into a skeleton. So several threads may
     call one model at the same time.
