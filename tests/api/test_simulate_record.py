@@ -1,6 +1,7 @@
 """`simulate` with a record, a progress bar, early stopping and a target; how its result looks."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -208,3 +209,30 @@ def test_the_engine_is_chosen_unless_named() -> None:
     serial = run(test=DATA[0], rounds=1)
     for name, tensor in serial.params.items():
         assert torch.allclose(tensor, chosen.params[name], rtol=1e-9)
+
+
+@pytest.mark.parametrize(("name", "value"), [("on_round", 3), ("out", 5)])
+def test_values_of_the_wrong_type_are_refused_by_name(name: str, value: Any) -> None:
+    data = (torch.randn(8, 4), torch.randint(0, 3, (8,)))
+    given: dict[str, Any] = {name: value}
+    with pytest.raises(InputError, match=f"{name} must be"):
+        simulate(
+            model=nn.Linear(4, 3), clients=[data], test=data, method="fedavg(epochs=1)", **given
+        )
+
+
+def test_the_error_about_another_run_shows_the_difference(tmp_path: Path) -> None:
+    data = (torch.randn(8, 4), torch.randint(0, 3, (8,)))
+    nets = [nn.Linear(4, 3), nn.Linear(4, 3)]
+
+    def record(net: nn.Module) -> None:
+        simulate(
+            model=net, clients=[data], test=data, method="fedavg(epochs=1)", out=tmp_path / "run"
+        )
+
+    record(nets[0])
+    with pytest.raises(InputError, match="model was") as caught:
+        record(nets[1])
+    parts = re.search(r"model was (.*), now it is (.*); give", str(caught.value))
+    assert parts is not None
+    assert parts[1] != parts[2]

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -85,11 +86,19 @@ def check_same(folder: Path, description: RunDescription) -> None:
     now = _identity(description.manifest)
     for key in {**now, **before}:
         if before.get(key) != now.get(key):
-            was, is_now = (str(one.get(key))[:100] for one in (before, now))
+            was, is_now = _difference(str(before.get(key)), str(now.get(key)))
             raise InputError(
                 f"{folder} holds another run: its {key} was {was}, now it is {is_now};"
                 " give another folder as out="
             )
+
+
+def _difference(before: str, now: str) -> tuple[str, str]:
+    """Return two different texts, long ones from shortly before their first difference."""
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(before, now, strict=False))
+    start = max(len(list(same)) - 20, 0)
+    dots = "..." if start else ""
+    return f"{dots}{before[start : start + 60]}", f"{dots}{now[start : start + 60]}"
 
 
 def _identity(manifest: Any) -> dict[str, Any]:

@@ -104,6 +104,10 @@ def simulate(
         raise InputError(
             f"clients must be a list with the examples of each client, not {type(clients).__name__}"
         )
+    if on_round is not None and not callable(on_round):
+        raise InputError(f"on_round must be a function, not {type(on_round).__name__}")
+    if out is not None and not isinstance(out, str | Path):
+        raise InputError(f"out must be the path of a folder, not {type(out).__name__}")
     federation = assemble(
         [_examples(client, f"client {k}") for k, client in enumerate(clients)],
         _examples(test, "test"),
