@@ -145,8 +145,6 @@ MUTANTS = [
     Mutant("what is restored is added to what is held", "engines/local.py", "if owner[0] != run}", "}", FAULTS),
     Mutant("workers that have nothing to do miss changed memos", "engines/pool/workers.py",
            "self._send(range(len(self.workers)), info)", "self._send(free, info)", POOL),
-    Mutant("to trace a step uses up what a network draws", "engines/compile/step_cache.py",
-           "with fork_rng(devices=[]):", "if True:", POOL),
     Mutant("workers remember what was undone", "engines/pool/engine.py",
            "self._changed |= {owner for", "_ = {owner for", FAULTS),
     Mutant("a checkpoint without the clients' memos", "runs/checkpoint.py",

@@ -9,7 +9,6 @@ from functools import partial
 from itertools import chain, groupby
 
 from torch import Tensor
-from torch.random import fork_rng
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_structure, tree_unflatten
 
 from feddkd.engines.compile.simplify import trimmed
@@ -102,9 +101,7 @@ class FoldTracer:
     ) -> bool:
         if kind not in self._untraceable:
             try:
-                # a network that draws random numbers draws them while it is traced, too
-                with fork_rng(devices=[]):
-                    self._traced.trace(kind, step, sent, carry, batch)
+                self._traced.trace(kind, step, sent, carry, batch)
             except Exception:  # any error: the step itself works without a trace
                 self._untraceable.add(kind)
         return kind not in self._untraceable
