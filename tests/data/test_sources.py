@@ -1,6 +1,6 @@
-"""Laws of the data sources:
+"""Data sources: their contents, their error messages, and facts about the real files.
 
-what they hold, how they say what is wrong, the facts of the real files where they are at hand.
+The last are tested if the files are present.
 """
 
 import os

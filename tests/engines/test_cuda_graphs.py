@@ -1,6 +1,7 @@
-"""Recorded steps without a GPU. What only a GPU has is replaced: a graph carries its function out
-when it is replayed, streams wait for nobody, and nothing is compiled. What is left, the fixed
-places and who writes where and when, is as on CUDA.
+"""Recorded steps without a GPU, with substitutes for what only a GPU has.
+
+A replayed graph calls its function, streams do not wait, and nothing is compiled. The buffers, and
+the order in which they are written, are those on CUDA.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +31,7 @@ from test_engines import METHODS, apart, cohorts_of, distillations, network, ora
 
 # six lanes of which in every round one leaves first, whose place compiled programs keep
 SEEDS, UNEQUAL = (0, 1), (28, 36, 8, 44)
-# a step that reads what was sent
+# a step that reads the tensors that were sent
 MOMENTUM = "fedprox(epochs=1, batch_size=8, lr=0.1, momentum=0.5, mu=1)"
 ADAM = "fedavg(epochs=1, batch_size=8, optimiser='adam', lr=0.01, eps=0.001)"
 FEDBN_DKD = METHODS[7]
@@ -237,7 +238,7 @@ def test_adams_float64_part_is_written_out_for_each_lane_and_nothing_else_change
             (3,)
         ] * numbers
         assert all(node.args[0].users == {node: None} for node in settled), (
-            "nobody reads what would be computed anew"
+            "a value that would be computed again is read"
         )
         pairs = zip(tree_leaves(module(*given)), tree_leaves(step(*given)), strict=True)
         assert all(torch.equal(found, expected) for found, expected in pairs)

@@ -1,7 +1,4 @@
-"""The pool engine:
-
-its numbers are serial's, its failures are told at once, and nothing of it stays behind.
-"""
+"""The pool engine: the numbers of serial, failures reported at once, no process left behind."""
 
 import gc
 import os

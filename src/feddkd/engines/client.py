@@ -23,7 +23,8 @@ RunFold = Callable[[Model, Fold, Groups, Groups, Iterable[Batch]], Groups]
 def seeded(key: Key, device: torch.device) -> Iterator[None]:
     """Seed torch's own generator with the key, and restore it afterwards.
 
-    This serves networks that draw from it (F.dropout, for example).
+    Draws of a network in forward follow the key without it. It keeps a method whose own step draws
+    from the generator repeatable on the serial engine; `check_method` fails such a method.
     """
     on_gpu = device.type == "cuda"
     with torch.random.fork_rng(devices=[device] if on_gpu else []):
