@@ -1,0 +1,171 @@
+"""A federated method: its phases, and the tensors that clients keep private."""
+
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from feddkd.errors import InputError, choices
+from feddkd.method.phases import NOWHERE, Exchange, Phase, World, in_stored_order
+from feddkd.models.functional import Model
+from feddkd.spec.registry import Spelled
+from feddkd.tensors import Groups, Tensors, only, without
+
+# The tensors that never leave their client: none; the running statistics of batch norm; whole
+# batch-norm layers; the whole model.
+Private = Literal["none", "statistics", "norm", "model"]
+
+
+@dataclass(frozen=True, eq=False)
+class Method(Spelled):
+    """A federated method: its phases, and the tensors that clients keep private.
+
+    `private` names kinds of tensors, `private_patterns` patterns of names ("head.*").
+    """
+
+    phases: tuple[Phase, ...]
+    private: frozenset[Private] = frozenset({"none"})
+    private_patterns: frozenset[str] = frozenset()
+
+    def __repr__(self) -> str:
+        """Return the text of the method, or the names of its phases if it was made by hand."""
+        return str(self) or f"<Method with phases {[phase.name for phase in self.phases]}>"
+
+    def __or__(self, other: "Method") -> "Method":
+        """Return a method that runs this method's phases, then the other's.
+
+        Either both have a text or neither has: else the text of the whole would lack a part.
+        """
+        if bool(self.calls) != bool(other.calls):
+            raise InputError(
+                "cannot join a registered method and one that is not registered with |: register"
+                f" both with METHODS.register ({self!r} and {other!r})"
+            )
+        joined = Method(
+            self.phases + other.phases,
+            self.private | other.private,
+            self.private_patterns | other.private_patterns,
+            calls=self.calls + other.calls,
+        )
+        joined.check_order()
+        return joined
+
+    @property
+    def personal(self) -> bool:
+        """Return True if clients keep private tensors, so that their models differ."""
+        return self.private != {"none"} or bool(self.private_patterns)
+
+    def check_order(self) -> None:
+        """Raise InputError if a phase needs something that no earlier phase leaves."""
+        left: set[str] = set()
+        for number, phase in enumerate(self.phases):
+            if phase.follows and number == 0:
+                raise InputError(
+                    f"phase {phase.name!r} uses the change that earlier phases of the round made to"
+                    " the model, and there is no earlier phase: put a method that trains locally"
+                    f" first, as in fedavg() | {self}"
+                )
+            if missing := phase.needs - left - phase.keeps:
+                raise InputError(
+                    f"phase {phase.name!r} needs {', '.join(sorted(missing))!r} at the client, and"
+                    " no earlier phase leaves it there: put a method that trains locally first, as"
+                    f" in fedavg() | {self}"
+                )
+            if (phase.refines or phase.follows) and "model" in self.private:
+                action = "teaches" if phase.refines else "moves"
+                raise InputError(
+                    f"phase {phase.name!r} {action} a shared model, and in {self} whole models stay"
+                    " with the clients"
+                )
+            left |= phase.leaves | phase.keeps
+
+    def fitted(self, model: Model) -> "Method":
+        """Return the method for this network: phases that depend on the network are replaced."""
+        phases: list[Phase] = []
+        for phase in self.phases:
+            phases += phase.unfolds(model) if phase.unfolds else (phase,)
+        return replace(self, phases=tuple(phases))
+
+    def in_stored_order(self, distilling: bool = True) -> "Method":
+        """Return the method without shuffling of examples.
+
+        With distilling=False the phases that refine a model still shuffle.
+        """
+        phases = (
+            in_stored_order(phase) if distilling or not phase.refines else phase
+            for phase in self.phases
+        )
+        return replace(self, phases=tuple(phases))
+
+    def private_names(self, model: Model) -> frozenset[str]:
+        """Return the names of the network's tensors that stay with the clients."""
+        names = {
+            "none": frozenset[str](),
+            "statistics": model.buffer_names & model.norm_names,
+            "norm": model.norm_names,
+            "model": model.param_names | model.buffer_names,
+        }
+        kinds = frozenset[str]().union(*(names[kind] for kind in self.private))
+        private = kinds.union(*(_matching(pattern, model) for pattern in self.private_patterns))
+        if private >= model.param_names and any(
+            phase.refines or phase.follows for phase in self.phases
+        ):
+            raise InputError(
+                f"in {self} all trained tensors stay with the clients, so there is no shared model"
+                " to teach"
+            )
+        return private
+
+    def start(
+        self, model: Model, params: Tensors, buffers: Tensors, world: World = NOWHERE
+    ) -> tuple[Groups, Groups]:
+        """Return the server's state and every client's memo before the first round.
+
+        The state holds the shared tensors of the initial model, the memo the private ones; phases
+        add groups to both.
+        """
+        private = self.private_names(model)
+        state: Groups = {"params": without(params, private), "buffers": without(buffers, private)}
+        memo: Groups = {"private": only({**params, **buffers}, private)} if private else {}
+        like = next(iter(params.values()), world.like)
+        for number, phase in enumerate(self.fitted(model).phases):
+            phase_world = world._replace(key=(*world.key, number), like=like)
+            if phase.brings:
+                memo = {**memo, **phase.brings(model, state, phase_world)}
+            if phase.opens:
+                state = {**state, **phase.opens(model, state, phase_world)}
+        return state, memo
+
+    def plan(self, round: int, wanted: frozenset[str] = frozenset()) -> list[Exchange]:
+        """Return the exchanges of a round, in order.
+
+        Clients keep the memo groups in `wanted` until the end of the round.
+        """
+        retain = frozenset({"private"}).union(wanted, *(phase.keeps for phase in self.phases))
+        index = sum(phase.client is not None for phase in self.phases)
+        exchanges: list[Exchange] = []
+        for phase in reversed(self.phases):  # backwards: `retain` is what later exchanges need
+            index -= phase.client is not None
+            steps = phase.repeat(round)
+            for step in range(steps, 0, -1):
+                exchanges.append(Exchange(phase, index, step, steps, retain))
+                retain |= phase.needs
+        return exchanges[::-1]
+
+
+def _matching(pattern: str, model: Model) -> frozenset[str]:
+    """Return the tensors that a pattern names. Any name of a tensor with several names counts."""
+    tensors = model.tensors
+    names = {**tensors.saved, **tensors.slots}
+    matching = frozenset(names[name] for name in names if fnmatchcase(name, pattern))
+    if not matching:
+        some = sorted(tensors.saved)[:20]
+        more = ", ..." if len(some) == 20 else ""
+        raise InputError(
+            f"no tensor of the network is called {pattern!r}; there are: {choices(some)}{more}"
+        )
+    if matching <= tensors.constants:
+        raise InputError(
+            f"{pattern!r} names only tensors that never leave a client: frozen tensors, or tensors"
+            " that state_dict() does not save"
+        )
+    return matching - tensors.constants
