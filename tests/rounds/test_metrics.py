@@ -23,10 +23,10 @@ from feddkd.reports.html.page import html as write_page
 from feddkd.reports.html.verdicts import ranked, verdicts
 from feddkd.reports.tables import as_json, grid
 from feddkd.rounds.evaluation import judging
-from feddkd.rounds.exchange import Turn
 from feddkd.rounds.loop import _good
 from feddkd.rounds.metrics import ACCURACY, DEFAULT, METRICS, Metric, find_metrics, headline
 from feddkd.rounds.metrics import register as add
+from feddkd.rounds.turns import Turn
 from feddkd.runs.record import find
 from feddkd.runs.runner import execute
 from feddkd.runs.summary import summarise

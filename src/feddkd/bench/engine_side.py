@@ -12,8 +12,9 @@ from feddkd.bench.setting import BenchSetting
 from feddkd.data.federation import Federation
 from feddkd.engines.interface import Engine
 from feddkd.methods import parse
-from feddkd.rounds.exchange import Exchanges, Turn
+from feddkd.rounds.exchange import Exchanges
 from feddkd.rounds.loop import PATIENT, choose
+from feddkd.rounds.turns import Turn
 from feddkd.simulation import Job, Simulation, Start
 from feddkd.tensors import Groups
 

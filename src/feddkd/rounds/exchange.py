@@ -6,74 +6,25 @@ the device, so a round is played this way only after it is known to have gone wr
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any, NamedTuple
-
-import torch
-from torch import Tensor
+from dataclasses import dataclass
 
 from feddkd.data.federation import SERVER
 from feddkd.engines.interface import Engine, Order, Reply
-from feddkd.errors import DivergedError, NobodyAnsweredError, RunError
-from feddkd.method import Collect, Exchange, Part, Phase
+from feddkd.errors import DivergedError, RunError
+from feddkd.method import Exchange, Part
 from feddkd.models.functional import Model
 from feddkd.rounds.availability import Tolerance
-from feddkd.rounds.costs import Costs
-from feddkd.tensors import Groups, Tensors, combine, is_finite, stack, weighted_mean
+from feddkd.rounds.replies import (
+    bad_clients,
+    end_round,
+    joined,
+    note_missing,
+    who_answered,
+)
+from feddkd.rounds.turns import Asked, Turn
+from feddkd.tensors import Groups, Tensors, is_finite
 
 log = logging.getLogger(__name__)
-Row = dict[str, Any]
-
-
-@dataclass
-class Run:
-    """One run: the server's state and the costs so far. `index` is the engine's number for it."""
-
-    index: int
-    seed: int
-    state: Groups
-    has_validation: bool
-    costs: Costs = field(default_factory=Costs)
-    error: RunError | None = None  # the reason why it stopped early
-
-    @property
-    def like(self) -> Tensor:
-        """A tensor with the dtype and the device of the run."""
-        for group in self.state.values():
-            for tensor in group.values():
-                if tensor.is_floating_point():
-                    return tensor
-        return torch.zeros(())
-
-
-@dataclass
-class Turn:
-    """One run in one round: the clients that are still in the cohort, and the row to record."""
-
-    run: Run
-    round: int
-    cohort: tuple[int, ...]
-    row: Row
-    over: bool = False  # the round has ended before its last exchange
-    failed: bool = False  # the server's half raised an error, perhaps because of bad numbers
-    loss_is_finite: bool = True  # in all evaluations of the round
-
-    def where(self, exchange: Exchange) -> str:
-        """Return the phase, step, round and seed as text."""
-        return (
-            f"phase {exchange.phase.name!r}, step {exchange.step}, in round {self.round} (seed"
-            f" {self.run.seed})"
-        )
-
-
-class Asked(NamedTuple):
-    """The orders of one run in an exchange."""
-
-    turn: Turn
-    rates: Tensors
-    orders: list[Order]
-    absent: dict[int, str]  # client -> the reason why its reply does not count
 
 
 @dataclass(frozen=True)
@@ -170,7 +121,7 @@ class Exchanges:
             return replies
         run = asked.turn.run.index
         memos = self.engine.memos_of(run)
-        bad = _bad_clients(asked, replies, memos)
+        bad = bad_clients(asked, replies, memos)
         for client in sorted(bad):
             message = (
                 f"the upload of client {client} is not finite: {asked.turn.where(exchange)}, key"
@@ -191,7 +142,7 @@ class Exchanges:
     def _update(self, exchange: Exchange, asked: Asked, replies: Sequence[Reply]) -> None:
         """Update costs, cohort and state of one run."""
         turn, run, phase = asked.turn, asked.turn.run, exchange.phase
-        _note_missing(exchange, asked, replies)
+        note_missing(exchange, asked, replies)
         replies = [reply for reply in replies if reply.clients]
         clients = list(turn.cohort)
         if phase.at == "clients":
@@ -204,11 +155,11 @@ class Exchanges:
         if len(turn.cohort) < self.tolerance.min_clients:
             short = len(turn.cohort), self.tolerance.min_clients
         if short:
-            _end(exchange, turn, *short)
+            end_round(exchange, turn, *short)
         elif replies:
             like = run.like
-            who = _who(tuple(clients), tuple(examples), len(sizes), like.dtype, like.device)
-            collected = _together(phase, replies, sizes)
+            who = who_answered(tuple(clients), tuple(examples), len(sizes), like.dtype, like.device)
+            collected = joined(phase, replies, sizes)
             run.state = phase.server(self.model, run.state, collected, {**asked.rates, **who})
         if self.careful and not is_finite(run.state):
             raise DivergedError(
@@ -239,92 +190,3 @@ def _only(order: Order, asked: Asked, why: str | None) -> Order:
     """Return the order restricted to the clients that are absent for this reason; None: present."""
     clients = tuple(client for client in order.cohort if asked.absent.get(client) == why)
     return order._replace(cohort=clients)
-
-
-def _bad_clients(asked: Asked, replies: Sequence[Reply], memos: Mapping[int, Groups]) -> set[int]:
-    """Return the clients whose upload or memo is not finite."""
-    uploads: dict[int, Groups] = {k: reply.collected for reply in replies for k in reply.clients}
-    for client, why in asked.absent.items():
-        if why == "late":
-            uploads[client] = {}
-    return {
-        client
-        for client, upload in uploads.items()
-        if not (is_finite(upload) and is_finite(memos.get(client, {})))
-    }
-
-
-def _note_missing(exchange: Exchange, asked: Asked, replies: Sequence[Reply]) -> None:
-    """Remove the clients that did not reply from the cohort, and record them under `missing`.
-
-    An engine may have lost further clients. Raise an error if no client is left.
-    """
-    turn = asked.turn
-    expected = {client for order in asked.orders for client in order.cohort}
-    answered = {client for reply in replies for client in reply.clients}
-    missing = sorted(expected - answered)
-    if missing:
-        before = turn.row.get("missing", [])
-        phase, step = exchange.phase.name, exchange.step
-        lines = [[phase, step, client, asked.absent.get(client, "drop")] for client in missing]
-        turn.row["missing"] = [*before, *lines]
-    turn.cohort = tuple(client for client in turn.cohort if client not in missing)
-    if not (turn.cohort if exchange.phase.at == "clients" else answered):
-        if "not finite" in asked.absent.values():
-            raise DivergedError(f"no client sent finite numbers in {turn.where(exchange)}")
-        raise NobodyAnsweredError(f"no client answered {turn.where(exchange)}")
-
-
-def _end(exchange: Exchange, turn: Turn, answered: int, least: int) -> None:
-    """End the round of a run because too few clients answered."""
-    turn.over = True
-    turn.row["ended"] = {
-        "phase": exchange.phase.name,
-        "step": exchange.step,
-        "answered": answered,
-        "min_clients": least,
-    }
-    log.warning(
-        "too few clients answered %s: %d of at least %d; the round ends there",
-        turn.where(exchange),
-        answered,
-        least,
-    )
-
-
-@lru_cache(maxsize=256)
-def _who(
-    clients: tuple[int, ...],
-    examples: tuple[int, ...],
-    total: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> dict[str, Tensor]:
-    """Return tensors about the clients that answered, for the server.
-
-    They are cached: through the J steps of a round they are the same, and so are copied to the
-    device once.
-    """
-    share = torch.tensor(len(clients) / total, dtype=dtype, device=device)
-    return {
-        "clients": torch.tensor(clients, device=device),
-        "examples": torch.tensor(examples, device=device),
-        "share": share,
-    }
-
-
-def _together(phase: Phase, replies: Sequence[Reply], sizes: Sequence[int]) -> Groups:
-    """Return the uploads of the parts of a cohort as one, as if the cohort had not been divided."""
-    if len(replies) == 1:
-        return replies[0].collected
-
-    def gathered(group: str, rule: Collect) -> Tensors:
-        parts = [reply.collected[group] for reply in replies]
-        if rule is Collect.EVERY:
-            return combine(lambda *tensors: torch.cat(tensors), *parts)
-        by_examples = rule is Collect.MEAN_BY_EXAMPLES
-        weights = [sum(sizes[k] if by_examples else 1 for k in reply.clients) for reply in replies]
-        return weighted_mean(stack(parts), weights)
-
-    rules = {**phase.collect, **dict.fromkeys(phase.every, Collect.EVERY)}
-    return {group: gathered(group, rule) for group, rule in rules.items()}

@@ -19,10 +19,11 @@ from feddkd.randomness import generator
 from feddkd.rounds.availability import Tolerance
 from feddkd.rounds.diagnostics import diagnose
 from feddkd.rounds.evaluation import Measured, Protocol, measure
-from feddkd.rounds.exchange import Exchanges, Turn
-from feddkd.rounds.exchange import Row as Row
-from feddkd.rounds.exchange import Run as Run
+from feddkd.rounds.exchange import Exchanges
 from feddkd.rounds.metrics import DEFAULT, Metric
+from feddkd.rounds.turns import Row as Row
+from feddkd.rounds.turns import Run as Run
+from feddkd.rounds.turns import Turn
 from feddkd.spec.types import Count, Share, checked
 from feddkd.tensors import Groups, is_finite
 
