@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from feddkd.models import keyed_draws
+from feddkd.models import keyed_layers
 from feddkd.models.keyed_draws import KeyedDraws
 
 KEY = torch.tensor(7)
@@ -68,6 +68,6 @@ def test_what_a_gpu_computes_under_torch_func_is_the_same(monkeypatch: pytest.Mo
     net, x = made("lstm", {"num_layers": 2, "dropout": 0.4}), torch.randn(3, 6, 4).double()
     params = {key: weight.detach() for key, weight in net.named_parameters()}
     expected = gradient(net)(params, x)
-    monkeypatch.setattr(keyed_draws, "needs_plain_operations", lambda tensors: True)
+    monkeypatch.setattr(keyed_layers, "needs_plain_operations", lambda tensors: True)
     plain = gradient(net)(params, x)
     assert all(torch.allclose(plain[key], expected[key], rtol=1e-12) for key in expected)
