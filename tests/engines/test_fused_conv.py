@@ -15,7 +15,8 @@ from torch.nn import functional as F  # noqa: N812
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from feddkd.engines.compile.fused_conv import _convolve, _to_weights, fusing
+from feddkd.engines.compile.fused_conv import _convolve, _to_weights
+from feddkd.engines.compile.fusing import fusing
 from feddkd.engines.compile.trace import traced
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {

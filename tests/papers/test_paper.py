@@ -18,13 +18,14 @@ from feddkd.cli.app import main
 from feddkd.engines.select import find_device
 from feddkd.errors import InputError
 from feddkd.experiment import Experiment, load
-from feddkd.papers.compare import AT, Cell, RunValues, cells, orders
+from feddkd.papers.cells import AT, Cell, RunValues, cells, orders
+from feddkd.papers.comparison import compare
 from feddkd.papers.definitions import Paper, Printed, PrintedCell, Quantity, read
 from feddkd.papers.figures import Panel, curves, figures, missing
 from feddkd.papers.report import page
 from feddkd.papers.results import RecordedRun, Runs, collect, recorded, strangers
 from feddkd.papers.status import progress
-from feddkd.papers.tables import FORMATS, as_json, compare
+from feddkd.papers.tables import FORMATS, as_json
 from feddkd.reports.statistics import apart, paired, spread
 from feddkd.rounds.loop import Row
 from feddkd.runs.description import manifest_of

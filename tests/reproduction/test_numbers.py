@@ -20,12 +20,12 @@ from rich.console import Console
 
 from feddkd.cli.app import main
 from feddkd.experiment import load
+from feddkd.papers.comparison import compare
 from feddkd.papers.definitions import Paper, read
 from feddkd.papers.drawing import digest, drawn_digest
 from feddkd.papers.figures import figures
 from feddkd.papers.report import drawable, page, shown
 from feddkd.papers.results import RecordedRun, Runs, recorded
-from feddkd.papers.tables import compare
 from feddkd.reports.tables import table
 from feddkd.rounds.loop import Row
 from feddkd.runs.record import Record, find

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from feddkd.papers.comparison import Comparison, compare
 from feddkd.papers.definitions import Paper, PrintedCell, read
 from feddkd.papers.figures import figures
 from feddkd.papers.results import Runs, recorded
-from feddkd.papers.tables import Comparison, compare
 
 PAPER = Path(__file__).parents[2] / "papers" / "feddkd"
 

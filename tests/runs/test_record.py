@@ -13,8 +13,9 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from feddkd import Experiment, InputError
+from feddkd.reports.client_table import drawing
 from feddkd.reports.curve_plot import curves
-from feddkd.reports.tables import drawing, table
+from feddkd.reports.tables import table
 from feddkd.runs.prepare import prepare
 from feddkd.runs.record import find, folder_name
 from feddkd.runs.recorder import Recorder

@@ -12,17 +12,11 @@ from rich.table import Table
 
 from feddkd.cli.console import AsJson, console
 from feddkd.errors import InputError
+from feddkd.reports.columns import TableColumn, metric_columns
 from feddkd.reports.compare import against, differences
+from feddkd.reports.families import families, headline_of, labels
 from feddkd.reports.statistics import Paired
-from feddkd.reports.tables import (
-    TableColumn,
-    families,
-    headline_of,
-    labels,
-    mean_in_json,
-    metric_columns,
-    paired_cells,
-)
+from feddkd.reports.tables import mean_in_json, paired_cells
 from feddkd.reports.text_differences import UnclearError, text_differences
 from feddkd.runs.record import Record, find
 

@@ -13,7 +13,7 @@ from feddkd.data.sources.packed import pack, used
 from feddkd.data.sources.python_source import find_source
 from feddkd.errors import InputError
 from feddkd.experiment import load
-from feddkd.reports.tables import drawing
+from feddkd.reports.client_table import drawing
 from feddkd.runs.prepare import prepare
 
 data_app = typer.Typer(

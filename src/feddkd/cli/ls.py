@@ -11,7 +11,7 @@ from rich.table import Table
 
 from feddkd.cli.console import AsJson, console
 from feddkd.errors import InputError, choices
-from feddkd.reports.tables import method_names
+from feddkd.reports.families import method_names
 from feddkd.rounds.metrics import METRICS, headline
 from feddkd.runs.record import Record, find
 from feddkd.runs.summary import summarise

@@ -12,13 +12,14 @@ from feddkd.cli.run_options import RunOptions, with_run_options
 from feddkd.cli.start_runs import run_all
 from feddkd.errors import InputError, choices
 from feddkd.experiment import Experiment
+from feddkd.papers.comparison import compare
 from feddkd.papers.definitions import Definition, Paper, read
 from feddkd.papers.drawing import draw_all, draw_figure, paper_curves
 from feddkd.papers.figures import Figure, figures, find, missing, place
 from feddkd.papers.report import page
 from feddkd.papers.results import collect, recorded, strangers
 from feddkd.papers.status import Progress, progress
-from feddkd.papers.tables import FORMATS, as_json, compare
+from feddkd.papers.tables import FORMATS, as_json
 
 paper_app = typer.Typer(
     no_args_is_help=True,

@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from feddkd.errors import InputError
-from feddkd.papers.compare import NOTHING, PARTIAL
+from feddkd.papers.cells import NOTHING, PARTIAL
+from feddkd.papers.comparison import Comparison, compare
 from feddkd.papers.definitions import Paper
 from feddkd.papers.figures import Curve, Figure, curves, figures
 from feddkd.papers.results import Runs
 from feddkd.papers.status import Progress, progress
-from feddkd.papers.tables import Comparison, compare, markdown
+from feddkd.papers.tables import markdown
 from feddkd.reports.formats import piped
 
 HEAD = """# The paper, reproduced

@@ -5,8 +5,8 @@ by seed.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from feddkd.reports.columns import TableColumn, metric_columns
 from feddkd.reports.statistics import Paired, paired
-from feddkd.reports.tables import TableColumn, metric_columns
 from feddkd.runs.record import Record
 
 if TYPE_CHECKING:  # the command loads torch only if it needs experiments

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from feddkd.errors import InputError
-from feddkd.reports.tables import families, headline_of, labels
+from feddkd.reports.families import families, headline_of, labels
 from feddkd.rounds.metrics import ACCURACY, Metric
 from feddkd.runs.record import Record
 

@@ -11,8 +11,9 @@ from typing import Any
 from feddkd.errors import InputError
 from feddkd.reports import curves
 from feddkd.reports.curves import Quantity
+from feddkd.reports.families import confused, families, headline_of, labels, target_of
 from feddkd.reports.formats import GRIDS
-from feddkd.reports.tables import confused, families, grid, headline_of, labels, target_of
+from feddkd.reports.tables import grid
 from feddkd.rounds.metrics import shown_in
 from feddkd.runs.record import Counts, Record
 

@@ -21,7 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import fold, pad
 from torch.utils._pytree import tree_map
 
-from feddkd.engines.compile.fused_conv import fusing
+from feddkd.engines.compile.fusing import fusing
 
 aten = torch.ops.aten
 

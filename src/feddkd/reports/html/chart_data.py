@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from feddkd.reports import curves
+from feddkd.reports.families import confused, families, headline_of, labels
 from feddkd.reports.heterogeneity import heterogeneity
-from feddkd.reports.tables import confused, families, headline_of, labels
 from feddkd.rounds.metrics import Metric, shown_in
 from feddkd.runs.record import Counts, Record
 

@@ -8,10 +8,11 @@ from importlib import resources
 from pathlib import Path
 
 from feddkd.errors import InputError
+from feddkd.reports.families import headline_of
 from feddkd.reports.html.chart_data import figures
 from feddkd.reports.html.provenance import facts
 from feddkd.reports.html.verdicts import ranked, verdicts
-from feddkd.reports.tables import caption, grid, headline_of
+from feddkd.reports.tables import caption, grid
 from feddkd.runs.record import Record
 from feddkd.version import __version__
 

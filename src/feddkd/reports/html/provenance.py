@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from feddkd.reports.tables import families, labels
+from feddkd.reports.families import families, labels
 from feddkd.runs.record import Record
 
 COLUMNS = (

@@ -11,8 +11,9 @@ from statistics import fmean
 import numpy as np
 
 from feddkd.reports.curves import band, gain
+from feddkd.reports.families import families, headline_of, labels, target_of
 from feddkd.reports.statistics import paired
-from feddkd.reports.tables import families, headline_of, labels, paired_cells, target_of
+from feddkd.reports.tables import paired_cells
 from feddkd.rounds.metrics import Metric
 from feddkd.runs.record import Record
 from feddkd.runs.summary import best_row, mean_and_std, summarise, to_target
