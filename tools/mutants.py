@@ -28,6 +28,7 @@ MASKS = ("tests/flower/test_masks.py",)
 SECURE = ("tests/flower/test_secure.py",)
 OWN_NETWORKS = ("tests/models/test_own_networks.py",)
 KINDS = ("tests/models/test_network_kinds.py",)
+BASELINES = ("tests/methods/test_methods_baselines.py",)
 PROOF = ("tests/models/test_proof.py",)
 
 
@@ -248,6 +249,9 @@ MUTANTS = [
            "class CallState(threading.local):", "class CallState:", KINDS),
     Mutant("a recurrent layer reads its input forwards both ways", "models/recurrent.py",
            "x.flip(0) if way else x", "x", ("tests/models/test_recurrent.py",)),
+    Mutant("centralised training on one client's examples", "data/federation.py",
+           "return np.concatenate(self.train)", "return self.train[0]", BASELINES),
+    Mutant("local_only forgets a client's model", "methods/local_only.py", 'private="model"', 'private="none"', BASELINES),
 ]  # fmt: skip
 
 

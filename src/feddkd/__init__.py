@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from feddkd.experiment import Experiment as Experiment
     from feddkd.methods import METHODS as METHODS
     from feddkd.methods import astraea as astraea
+    from feddkd.methods import centralised as centralised
     from feddkd.methods import data_sharing as data_sharing
     from feddkd.methods import dkd as dkd
     from feddkd.methods import fedadagrad as fedadagrad
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from feddkd.methods import fedprox as fedprox
     from feddkd.methods import fedyogi as fedyogi
     from feddkd.methods import local_bn as local_bn
+    from feddkd.methods import local_only as local_only
     from feddkd.methods import moon as moon
     from feddkd.methods import parse as parse
     from feddkd.methods import private as private
@@ -57,11 +59,11 @@ _install_old_paths()
 
 __all__ = [
     "METHODS", "ClientError", "DivergedError", "Experiment", "InputError",
-    "NobodyAnsweredError", "Result", "__version__", "astraea", "data_sharing", "dkd",
-    "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedbn", "feddf", "feddistill",
+    "NobodyAnsweredError", "Result", "__version__", "astraea", "centralised", "data_sharing",
+    "dkd", "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedbn", "feddf", "feddistill",
     "feddistill_plus", "feddyn", "feded", "fedgen", "fedgkd", "fedma", "fedmax", "fednova",
-    "fedntd", "fedprox", "fedyogi", "functional", "load", "local_bn", "moon", "parse",
-    "private", "run", "scaffold", "server_adagrad", "server_adam", "server_momentum",
+    "fedntd", "fedprox", "fedyogi", "functional", "load", "local_bn", "local_only", "moon",
+    "parse", "private", "run", "scaffold", "server_adagrad", "server_adam", "server_momentum",
     "server_yogi", "simulate",
 ]  # fmt: skip
 # module -> the names that it has

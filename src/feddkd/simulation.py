@@ -127,6 +127,11 @@ class Simulation:
                 "there are clients without examples; only on Flower can they bring their own:"
                 " feddkd flower server"
             )
+        if self.engine.remote and any(p.reads.source == "pooled" for p in self.job.method.phases):
+            raise InputError(
+                f"{self.job.method} trains on the examples of all clients in one place, and on"
+                " Flower they stay on their nodes; run it on another engine"
+            )
 
     def _restore(self, snapshots: Sequence[Snapshot]) -> None:
         for run, snapshot in zip(self.runs, snapshots, strict=False):
@@ -249,7 +254,11 @@ def begin(job: Job, device: torch.device) -> Begun:
             outputs,
         )
         state, memo = job.method.start(model, params, buffers, world)
-        runs.append(Run(index, start.seed, state, has_validation=len(federation.validation) > 0))
+        validates, like = (
+            len(federation.validation) > 0,
+            next(iter(params.values()), torch.zeros(())),
+        )
+        runs.append(Run(index, start.seed, state, validates, empty=like.new_zeros(())))
         memos.append(memo)
     return Begun(model, federations, runs, memos, outputs)
 

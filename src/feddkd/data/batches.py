@@ -12,8 +12,9 @@ from feddkd.randomness import Key, generator
 
 Indices = npt.NDArray[np.int64]
 # public: examples that the server holds and that every client may read.
+# pooled: the training examples of all clients together, for a baseline.
 # none: no real examples; a step then reads one example, which has no meaning.
-Source = Literal["train", "validation", "test", "public", "train+public", "none"]
+Source = Literal["train", "validation", "test", "public", "train+public", "pooled", "none"]
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,11 @@ class Federation:
     def sizes(self) -> list[int]:
         return [len(indices) for indices in self.train]
 
+    @cached_property
+    def pooled(self) -> Indices:
+        """The positions of all clients' training examples, client after client."""
+        return np.concatenate(self.train)
+
     @property
     def parts(self) -> list[Indices]:
         """All index lists: together, the examples that a client or the server may read."""
@@ -78,6 +83,8 @@ class Federation:
             return np.concatenate([self.train[client], self.public])
         if source == "public":
             return self.public
+        if source == "pooled":
+            return self.pooled
         if source == "none":
             return np.arange(1)
         common, by_client = {

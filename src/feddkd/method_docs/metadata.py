@@ -56,13 +56,13 @@ def entries() -> list[Entry]:
 def is_piece(method: Method) -> bool:
     """Return True if a method must come after a method that trains locally, like dkd.
 
-    It needs something that an earlier phase leaves, or it has no phase with clients.
+    It needs something that an earlier phase leaves, or nobody reads examples in it.
     """
     try:
         method.check_order()
     except InputError:
         return True
-    return not any(phase.asks_clients for phase in method.phases)
+    return not any(phase.client is not None for phase in method.phases)
 
 
 def _with_defaults(name: str) -> Method | None:
@@ -154,6 +154,7 @@ EXAMPLES = {
     "train": "own examples",
     "public": "public examples",
     "train+public": "own and public examples",
+    "pooled": "the examples of all clients",
 }
 
 

@@ -1,6 +1,7 @@
 """Federated methods: one file per algorithm, with its client half and its server half."""
 
 from feddkd.methods.astraea import astraea as astraea
+from feddkd.methods.centralised import centralised as centralised
 from feddkd.methods.data_sharing import data_sharing as data_sharing
 from feddkd.methods.dkd import dkd as dkd
 from feddkd.methods.fedavg import fedavg as fedavg
@@ -22,6 +23,7 @@ from feddkd.methods.fedopt import fedadam as fedadam
 from feddkd.methods.fedopt import fedavgm as fedavgm
 from feddkd.methods.fedopt import fedyogi as fedyogi
 from feddkd.methods.fedprox import fedprox as fedprox
+from feddkd.methods.local_only import local_only as local_only
 from feddkd.methods.moon import moon as moon
 from feddkd.methods.private import private as private
 from feddkd.methods.registry import METHODS as METHODS

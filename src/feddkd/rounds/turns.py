@@ -25,6 +25,8 @@ class Run:
     has_validation: bool
     costs: Costs = field(default_factory=Costs)
     error: RunError | None = None  # the reason why it stopped early
+    # a tensor with the dtype and the device of the run, for a state without tensors
+    empty: Tensor = field(default_factory=lambda: torch.zeros(()))
 
     @property
     def like(self) -> Tensor:
@@ -33,7 +35,7 @@ class Run:
             for tensor in group.values():
                 if tensor.is_floating_point():
                     return tensor
-        return torch.zeros(())
+        return self.empty
 
 
 @dataclass
