@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from scipy.io import savemat
 
-from feddkd.data.sources import formats
+from feddkd.data.sources import formats, mnist_m
 from feddkd.errors import InputError
 
 h5py = pytest.importorskip("h5py")
@@ -159,7 +159,7 @@ CASES = {
             | {f"mnist_m/{n}": c for n, c in PNGS.items()},
             "w:gz",
         ),
-        lambda p: formats.mnist_m(p, "train", N, None),
+        lambda p: mnist_m.mnist_m(p, "train", N, None),
         COLOUR,
     ),
     "arrays.npz": Case(
@@ -371,7 +371,7 @@ def test_mnist_m_is_the_same_from_a_folder_and_from_a_tar(tmp_path: Path) -> Non
     for name, content in PNGS.items():
         (tmp_path / name).write_bytes(content)
     for path in (folder, archive):
-        x, y = formats.mnist_m(path, "train", N, labels)
+        x, y = mnist_m.mnist_m(path, "train", N, labels)
         assert np.array_equal(x, COLOUR)
         assert np.array_equal(y, LABELS)
 
@@ -394,7 +394,7 @@ def test_a_list_of_labels_that_makes_no_sense_is_refused(text: bytes, tmp_path: 
     labels.write_bytes(text)
     archive.write_bytes(as_tar(PNGS))
     with pytest.raises(InputError):
-        formats.mnist_m(archive, "train", N, labels)
+        mnist_m.mnist_m(archive, "train", N, labels)
 
 
 def test_links_in_a_tar_are_not_followed(tmp_path: Path) -> None:
@@ -406,13 +406,13 @@ def test_links_in_a_tar_are_not_followed(tmp_path: Path) -> None:
         archive.addfile(member)
     (tmp_path / "labels.txt").write_bytes(b"0.png 1")
     with pytest.raises(InputError, match=r"0\.png"):
-        formats.mnist_m(path, "train", N, tmp_path / "labels.txt")
+        mnist_m.mnist_m(path, "train", N, tmp_path / "labels.txt")
 
 
 def test_an_archive_that_unpacks_without_end_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(formats, "LARGEST_ARCHIVE", 1000)
+    monkeypatch.setattr(mnist_m, "LARGEST_ARCHIVE", 1000)
     monkeypatch.setattr(formats, "LARGEST", 1000)
     refuse(
         CASES["mnist_m.tar.gz"], CASES["mnist_m.tar.gz"].content, tmp_path, "unpack to more than"

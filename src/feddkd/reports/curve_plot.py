@@ -15,7 +15,7 @@ from feddkd.rounds.metrics import ACCURACY, Metric
 from feddkd.runs.record import Record
 
 if TYPE_CHECKING:  # pictures of records need no torch
-    from feddkd.data.sources.formats import Array
+    from feddkd.data.sources.file_reading import Array
     from feddkd.rounds.loop import Row
 
 AXES = {

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from feddkd.data.examples import Data, Examples, from_arrays
-from feddkd.data.sources.formats import Array
+from feddkd.data.sources.file_reading import Array
 from feddkd.data.sources.registry import DIGITS, SOURCES, Source
 from feddkd.errors import InputError, choices
 from feddkd.spec.types import Count

@@ -18,7 +18,7 @@ from feddkd.data.batches import Indices
 from feddkd.data.examples import Data, Examples, from_arrays
 from feddkd.data.federation import stratified
 from feddkd.data.sources import formats
-from feddkd.data.sources.formats import Array, Pair, reads
+from feddkd.data.sources.file_reading import Array, Pair, reads
 from feddkd.data.sources.registry import SOURCES, Source
 from feddkd.errors import InputError, choices
 from feddkd.spec.types import Bound

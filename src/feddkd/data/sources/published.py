@@ -13,7 +13,8 @@ import numpy as np
 
 from feddkd.data.examples import Data, from_arrays
 from feddkd.data.sources import formats
-from feddkd.data.sources.formats import Pair, SourceFiles
+from feddkd.data.sources.file_reading import Pair, SourceFiles
+from feddkd.data.sources.mnist_m import mnist_m as read_mnist_m
 from feddkd.data.sources.registry import DIGITS, SOURCES
 from feddkd.data.sources.registry import Source as Source
 from feddkd.errors import InputError
@@ -229,7 +230,7 @@ def mnist_m() -> Source:
         stem = f"mnist_m_{name}"
         labels = files.find_or_none(f"{stem}_labels.txt")
         separate = [stem, f"{stem}.tar", f"{stem}.tar.gz"] if labels else []
-        return formats.mnist_m(files.find(*separate, "mnist_m.tar.gz"), name, most, labels)
+        return read_mnist_m(files.find(*separate, "mnist_m.tar.gz"), name, most, labels)
 
     def read(files: SourceFiles) -> Data:
         train, test = split(files, "train", official[0]), split(files, "test", official[1])
