@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from feddkd.cli.app import main
-from feddkd.cli.flower import _function
+from feddkd.cli.flower_node import _function
 from feddkd.flower.apps import NodeApp, serve
 from feddkd.flower.deployment.template import FILES
 from flower_double import Double, rows

@@ -130,16 +130,18 @@ import json, sys, torch
 sys.modules["flwr"] = None
 from feddkd import Experiment
 from feddkd.flower import node
+from feddkd.flower.node_data import NodeConfig
+from feddkd.flower.node_experiment import open_experiment
 from feddkd.flower.messages import ExchangeRequest, FederationFacts
 from feddkd.flower.wire import pack, unpack
 spelled = Experiment(
     method="fedavg(epochs=1)", data="digits", model="mlp(hidden='4')", clients=2, training=0.1
 ).as_dict()
 facts = FederationFacts((1, 8, 8), 10, 16.0)
-config = node.NodeConfig(0, 2)
+config = NodeConfig(0, 2)
 info, memory = node.ask(config, "info", {"experiment": spelled, "facts": facts.as_json()}, {})
 request = ExchangeRequest(spelled, facts, 0, (0, 1, 0, 1), "local", "", "", ())
-opened = node.open_experiment(config, request)
+opened = open_experiment(config, request)
 params, buffers = opened.model.initial(("init", 0))
 rates = {"lr": torch.tensor(0.1, dtype=torch.float64)}
 sent = pack({"params": params, "buffers": buffers, "rates": rates})

@@ -17,9 +17,10 @@ from flwr.app import Message
 
 from feddkd import Experiment, InputError
 from feddkd.engines import select
-from feddkd.flower import node
+from feddkd.flower import node, node_experiment
 from feddkd.flower.apps import NodeApp, serve
 from feddkd.flower.messages import ExchangeRequest
+from feddkd.flower.node_data import NodeConfig
 from feddkd.flower.transport import bytes_in, json_in, json_record, tensor_record
 from feddkd.flower.wire import WireError, pack, unpack
 from feddkd.runs.prepare import prepare
@@ -35,7 +36,7 @@ QUANTUM = 1e-9  # 2^-33 = 1.2e-10 for each mean, and there are a few, one after 
 def _every_experiment_stays_open() -> Iterator[None]:
     """Keep all opened experiments: four nodes share this process, and a process keeps one."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(node, "_open", lru_cache(node._open.__wrapped__))
+        patch.setattr(node_experiment, "_open", lru_cache(node_experiment._open.__wrapped__))
         yield
 
 
@@ -418,4 +419,4 @@ def test_a_node_that_insists_uploads_nothing_that_is_not_masked(
 def respond(content: dict[str, Any], sent: bytes) -> None:
     """Give a request to a node that insists on masks."""
     request = ExchangeRequest.read(content)
-    node.respond(node.NodeConfig(0, 4, secure=True), request, sent, {})
+    node.respond(NodeConfig(0, 4, secure=True), request, sent, {})

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from feddkd.cli.console import AsJson
-from feddkd.cli.run_options import RunOptions, with_run_options
+from feddkd.cli.run_options import RunOptions, with_options
 from feddkd.cli.start_runs import run_all
 from feddkd.errors import InputError, choices
 from feddkd.experiment import Experiment
@@ -157,7 +157,7 @@ def paper_report(
 
 
 @paper_app.command("run")
-@with_run_options
+@with_options(RunOptions)
 def paper_run(
     name: TableOrFigure,
     options: RunOptions,

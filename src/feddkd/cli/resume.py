@@ -5,14 +5,14 @@ from typing import Annotated
 
 import typer
 
-from feddkd.cli.run_options import RunOptions, with_run_options
+from feddkd.cli.run_options import RunOptions, with_options
 from feddkd.cli.start_runs import run_all
 from feddkd.errors import InputError
 from feddkd.experiment import Experiment
 from feddkd.runs.record import Record, find, folder_name
 
 
-@with_run_options
+@with_options(RunOptions)
 def resume(
     folders: Annotated[
         list[Path],

@@ -7,12 +7,12 @@ from typing import Annotated
 import typer
 
 from feddkd.cli.console import File, Settings, console
-from feddkd.cli.run_options import OnDivergence, RunOptions, with_run_options
+from feddkd.cli.run_options import OnDivergence, RunOptions, with_options
 from feddkd.cli.start_runs import run_all
 from feddkd.experiment import load
 
 
-@with_run_options
+@with_options(RunOptions)
 def run(
     file: File,
     options: RunOptions,

@@ -82,27 +82,31 @@ class RunOptions:
         )
 
 
-def with_run_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of RunOptions to a command, which gets them as one value, `options`."""
-    hints = get_type_hints(RunOptions, include_extras=True)
-    own_hints = get_type_hints(command, include_extras=True)
-    own = [p for p in inspect.signature(command).parameters.values() if p.name != "options"]
-    shared = [
-        p.replace(annotation=hints[p.name])
-        for p in inspect.signature(RunOptions).parameters.values()
-    ]
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    parameters = [
-        *(p.replace(annotation=own_hints[p.name]) for p in own),
-        *(p.replace(kind=keyword) for p in shared),
-    ]
+def with_options(shared: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that adds the options of a dataclass to a command.
 
-    @functools.wraps(command)
-    def whole(*positional: Any, **given: Any) -> None:
-        options = RunOptions(**{p.name: given.pop(p.name) for p in shared})
-        command(*positional, **given, options=options)
+    The command gets them as one value, `options`.
+    """
 
-    del whole.__wrapped__
-    whole.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    whole.__annotations__ = {p.name: p.annotation for p in parameters}
-    return whole
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = [p for p in _parameters(command) if p.name != "options"]
+        added = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in _parameters(shared)]
+
+        @functools.wraps(command)
+        def whole(*positional: Any, **given: Any) -> None:
+            options = shared(**{p.name: given.pop(p.name) for p in added})
+            command(*positional, **given, options=options)
+
+        del whole.__wrapped__
+        whole.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
+        whole.__annotations__ = {p.name: p.annotation for p in (*own, *added)}
+        return whole
+
+    return decorate
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Return the parameters of a function or a dataclass, with resolved annotations."""
+    hints = get_type_hints(function, include_extras=True)
+    parameters = inspect.signature(function).parameters.values()
+    return [p.replace(annotation=hints[p.name]) for p in parameters]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from feddkd.cli.console import console
 from feddkd.cli.dry_run import LONG, plan, planned
-from feddkd.cli.flower import ray_events
+from feddkd.cli.flower_runs import ray_events
 from feddkd.cli.run_options import RunOptions
 from feddkd.cli.show_runs import show
 from feddkd.experiment import Experiment

@@ -20,7 +20,8 @@ from feddkd.experiment import Experiment, expand
 from feddkd.flower.engine import Flower
 from feddkd.flower.flwr_internals import limit_retries, retry_content_sooner
 from feddkd.flower.messages import ExchangeRequest
-from feddkd.flower.node import Load, NodeConfig, ask, respond
+from feddkd.flower.node import ask, respond
+from feddkd.flower.node_data import Load, NodeConfig
 from feddkd.flower.secure import Secure
 from feddkd.flower.transport import (
     bytes_in,
@@ -100,7 +101,9 @@ def serve(grid: Any, config: Mapping[str, Any]) -> list[dict[str, Any]]:
     )
 
 
-def engine_on(grid: Any, experiment: Experiment, *, secure: bool, **options: Any) -> EngineFactory:
+def engine_on(
+    grid: Any, experiment: Experiment, *, secure: bool = False, **options: Any
+) -> EngineFactory:
     """Return a factory of the engine that runs an experiment on the nodes behind a Grid."""
     engine = Secure if secure else Flower
     return partial(engine, grid=grid, experiment=experiment.as_dict(), **options)

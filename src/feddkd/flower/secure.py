@@ -20,7 +20,6 @@ from flwr.app import RecordDict
 
 from feddkd.data.federation import SERVER
 from feddkd.engines.interface import Order, Reply
-from feddkd.errors import InputError
 from feddkd.flower import shares
 from feddkd.flower.engine import Flower
 from feddkd.flower.masking import (
@@ -45,9 +44,10 @@ from feddkd.flower.messages import (
     UnmaskRequest,
 )
 from feddkd.flower.shares import LEAST, name_of, names_of
+from feddkd.flower.summable import check_summable
 from feddkd.flower.transport import Outgoing, json_in, message_record
 from feddkd.flower.wire import WireError
-from feddkd.method import Collect, Exchange, Phase
+from feddkd.method import Exchange
 from feddkd.methods import parse
 from feddkd.tensors import Groups
 
@@ -252,43 +252,6 @@ class Secure(Flower):
                     point = bytes.fromhex(self._secrets.public[client].keys[name])
                     seeds[client] = shares.agree(secret, point)
                 yield -pairwise(member, seeds, size)
-
-
-def check_summable(experiment: Mapping[str, Any], threshold: float) -> None:
-    """Raise InputError if an experiment needs more than sums, before anything is run."""
-    if not 0.5 < threshold <= 1:
-        raise InputError(
-            f"threshold is a fraction of the cohort, more than a half and at most 1, not"
-            f" {threshold:g}"
-        )
-    for phase in parse(experiment["method"]).phases:
-        if phase.asks_clients and not _is_summed(phase):
-            raise InputError(
-                f"secure aggregation gives only sums, but phase {phase.name!r} of"
-                f" {experiment['method']} needs every single client's upload; use a method that"
-                " averages"
-            )
-    if experiment["diagnostics"]:
-        raise InputError(
-            "secure aggregation gives only sums, but diagnostics needs each client's numbers"
-        )
-    if experiment["availability"] != "always()":
-        raise InputError(
-            "availability simulates clients that fail; secure aggregation works with real clients"
-            " only"
-        )
-    cohort = experiment["cohort"]
-    size = cohort if isinstance(cohort, int) else int(cohort * experiment["clients"] + 1e-9)
-    if size < LEAST:
-        raise InputError(
-            f"secure aggregation sums over at least {LEAST} clients, but a cohort has {size}"
-        )
-
-
-def _is_summed(phase: Phase) -> bool:
-    return not (
-        phase.unfolds or phase.parts or phase.every or Collect.EVERY in phase.collect.values()
-    )
 
 
 def _checked_keys(public: PublicKeys, names: set[str]) -> PublicKeys:

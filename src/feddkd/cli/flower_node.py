@@ -1,0 +1,122 @@
+"""The commands of `feddkd flower` for one machine of a federation: credentials, an app, a node."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from feddkd.cli.console import DataDir
+from feddkd.cli.flower_runs import using_flower
+from feddkd.cli.run_options import Threads
+from feddkd.errors import InputError
+
+
+def certificate(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder for ca.crt, server.pem and server.key.")
+    ],
+    hosts: Annotated[
+        list[str],
+        typer.Argument(metavar="HOST...", help="Names and addresses of the server."),
+    ],
+) -> None:
+    """Make the certificate of a server. Copy DIR/ca.crt to the nodes, and nothing else."""
+    with using_flower():
+        from feddkd.flower.deployment.credentials import make_server
+
+        make_server(folder, hosts)
+
+
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for the app.")],
+) -> None:
+    """Write a Flower app for your own data: one function to fill in, then `flwr run DIR`."""
+    from feddkd.flower.deployment.template import FILES
+
+    if folder.exists() and any(folder.iterdir()):
+        raise InputError(f"{folder} is not empty")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in FILES.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    print(f"written to {folder}: {', '.join(FILES)}; begin with {folder / 'client_app.py'}")
+
+
+def client(
+    superlink: Annotated[str, typer.Argument(metavar="HOST:PORT", help="The server's SuperLink.")],
+    part: Annotated[
+        int,
+        typer.Option(
+            min=0, help="The number of this node: it runs the clients PART, PART + PARTS, ..."
+        ),
+    ],
+    parts: Annotated[int, typer.Option(min=1, help="How many nodes there are.")],
+    key: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE", help="The private key of this node; `feddkd flower key` makes one."
+        ),
+    ],
+    authority: Annotated[
+        Path,
+        typer.Option(metavar="FILE", help="The certificate of the server: its ca.crt."),
+    ],
+    port: Annotated[int, typer.Option(help="A port on 127.0.0.1 that this node uses.")] = 9094,
+    load: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE.py:NAME", help="Your function that returns this client's (x, y)."
+        ),
+    ] = None,
+    secure: Annotated[
+        bool,
+        typer.Option(
+            "--secure", help="Upload only masked values, even if a server asks for others."
+        ),
+    ] = False,
+    data: DataDir = None,
+    threads: Threads = None,
+) -> None:
+    """Be a node of a federation until it ends: a SuperNode that keeps its clients in memory."""
+    if part >= parts:
+        raise InputError(f"part {part} of {parts}: parts are counted from 0 to {parts - 1}")
+    for file in (key, authority):
+        if not file.is_file():
+            raise InputError(f"there is no file {file}")
+    if threads is not None:
+        torch.set_num_threads(threads)
+    with using_flower():
+        from feddkd.flower.apps import NodeApp
+        from feddkd.flower.deployment.supernode import run_node
+
+        app = NodeApp(None if load is None else _function(load))
+        run_node(app, superlink, port, key, authority, part, parts, data, secure)
+
+
+def key(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="File for the private key; the public key is written next to it."
+        ),
+    ],
+) -> None:
+    """Make the key pair of a node: FILE stays on the node, FILE.pub goes to the server."""
+    with using_flower():
+        from feddkd.flower.deployment.credentials import make_node
+
+        make_node(file)
+
+
+def _function(text: str) -> Callable[[Any], Any]:
+    """Run a file and return the function that FILE.py:NAME names."""
+    path, _, name = text.rpartition(":")
+    file = Path(path)
+    if not file.is_file():
+        raise InputError(f"--load takes FILE.py:NAME, and there is no file {path!r}")
+    names: dict[str, Any] = {"__name__": file.stem, "__file__": str(file)}
+    exec(compile(file.read_text(encoding="utf-8"), file, "exec"), names)
+    if not callable(names.get(name)):
+        raise InputError(f"{path} has no function {name!r}")
+    return names[name]  # type: ignore[no-any-return]

@@ -1,0 +1,146 @@
+"""Run experiments on Flower nodes. Flower is optional: it is imported when a command needs it."""
+
+import os
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from feddkd.cli.console import AsJson, DataDir
+from feddkd.cli.run_options import EveryRounds, RunOptions
+from feddkd.cli.show_runs import show
+from feddkd.errors import InputError
+from feddkd.experiment import Experiment
+from feddkd.runs.prepare import prepare
+from feddkd.runs.runner import How, play
+from feddkd.runs.session import Event, Every
+
+if TYPE_CHECKING:
+    from feddkd.flower.deployment.superlink import Superlink
+
+
+@dataclass(frozen=True)
+class FederationOptions:
+    """The options that `up` and `server` share."""
+
+    data: DataDir = None
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where run folders are written.")] = Path(
+        "runs"
+    )
+    deadline: Annotated[
+        float,
+        typer.Option(min=1, metavar="SECONDS", help="Later answers are ignored."),
+    ] = 600.0
+    secure: Annotated[
+        bool,
+        typer.Option(
+            "--secure", help="Secure aggregation: uploads are masked, the server learns only sums."
+        ),
+    ] = False
+    threshold: Annotated[
+        float,
+        typer.Option(
+            metavar="SHARE",
+            show_default="2/3",
+            help="With --secure: the share of a cohort that must answer to open a sum; over 1/2.",
+        ),
+    ] = 2 / 3
+    every_rounds: EveryRounds = 1
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Run again what is finished or was cut short.")
+    ] = False
+    as_json: AsJson = False
+
+    @property
+    def how(self) -> How:
+        """How experiments are run."""
+        return How(data=self.data, every=Every(self.every_rounds), fresh=self.fresh)
+
+    def engine(self, join: float) -> dict[str, Any]:
+        """Return the options of the engine."""
+        secure = {"secure": True, "threshold": self.threshold} if self.secure else {}
+        return {"deadline": self.deadline, "join": join, **secure}
+
+    def check(self, experiments: list[Experiment]) -> None:
+        """Raise an InputError if experiments cannot run on nodes, before anything is started."""
+        if self.secure:
+            with using_flower():
+                from feddkd.flower.summable import check_summable
+
+                for experiment in experiments:
+                    check_summable(experiment.as_dict(), self.threshold)
+        for experiment in experiments:
+            if experiment.runs_a_file:
+                raise InputError(
+                    "an experiment that names a Python file does not run on Flower nodes"
+                )
+            prepare(experiment, self.data)
+
+
+def run_on_nodes(
+    link: "Superlink",
+    experiments: list[Experiment],
+    options: FederationOptions,
+    join: float,
+    wait: Callable[[Any, float], None] = lambda grid, seconds: None,
+) -> None:
+    """Run one experiment after another, each as a Flower run, and show them."""
+
+    def events() -> Generator[Event]:
+        for at, experiment in enumerate(experiments):
+            with link.run() as grid:
+                wait(grid, join)
+                engine = options.engine(join)
+                for event in _play(experiment, grid, options.out, engine, options.how):
+                    yield event._replace(at=at)
+
+    show(events(), experiments, [options.out] * len(experiments), as_json=options.as_json)
+
+
+def _play(
+    experiment: Experiment, grid: Any, out: Path, options: dict[str, Any], how: How
+) -> Generator[Event]:
+    """Run an experiment on the nodes behind a Grid."""
+    from feddkd.flower.apps import engine_on
+
+    engine = engine_on(grid, experiment, **options)
+    return play([experiment], out, replace(how, engine=engine))
+
+
+def ray_events(
+    experiments: list[Experiment], places: list[Path], options: RunOptions, fresh: bool
+) -> Generator[Event]:
+    """Run one experiment after another in Flower's simulation, a core for each active client."""
+    with using_flower():
+        from feddkd.flower.apps import NodeApp
+        from feddkd.flower.deployment.ray import on_ray
+
+        folder = None if options.data is None else options.data.resolve()
+        if folder is not None:
+            os.environ["FEDDKD_DATA"] = str(folder)  # Ray's workers inherit it
+        how = How(data=folder, every=options.every, fresh=fresh)
+        for at, experiment in enumerate(experiments):
+            work = partial(_play, experiment, out=places[at], options={}, how=how)
+            for event in on_ray(work, NodeApp(), experiment.clients, 1.0, 0.0):
+                yield event._replace(at=at)
+
+
+@contextmanager
+def using_flower() -> Iterator[None]:
+    """A context for the use of Flower, which then talks to the SuperLink alone."""
+    os.environ |= {
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] != "flwr":
+            raise
+        raise InputError("this needs Flower: pip install 'feddkd[flower]'") from None

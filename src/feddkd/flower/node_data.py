@@ -1,0 +1,90 @@
+"""The data of a node: its part of the experiment's data, or its own examples."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from feddkd.data.batches import Indices
+from feddkd.data.examples import Examples, examples
+from feddkd.data.federation import Federation
+from feddkd.data.transforms import transform
+from feddkd.errors import InputError
+from feddkd.experiment import Experiment
+from feddkd.flower.messages import FederationFacts
+from feddkd.flower.wire import WireError
+from feddkd.runs.prepare import prepare
+
+# Flower's context -> (x, y) or (x, y, x_test, y_test): a client's own examples
+Load = Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class NodeConfig:
+    """A node's number, its clients (part p of P has the clients p, p + P, ...) and its data."""
+
+    part: int
+    parts: int
+    folder: Path | None = None  # with the experiment's data, of which the clients take their part
+    load: Load | None = None  # or a function that loads the node's own examples
+    secure: bool = False  # True: the clients refuse to upload without masks
+    context: Any = field(default=None, compare=False)
+
+    def clients(self, experiment: Experiment) -> range:
+        """Return the node's clients."""
+        return range(self.part, experiment.clients, self.parts)
+
+    def check(self, client: int, experiment: Experiment) -> None:
+        """Raise WireError if a client is not one of the node's."""
+        clients = self.clients(experiment)
+        if client not in clients:
+            raise WireError(f"client {client} is not on this node, which has {list(clients)}")
+
+    def federation(self, experiment: Experiment, facts: FederationFacts) -> Federation:
+        """Return the part of the experiment's data that this node has."""
+        if self.load is None:
+            return prepare(experiment, self.folder).federation
+        return self._loaded(self.load, experiment, facts)
+
+    def _loaded(self, load: Load, experiment: Experiment, facts: FederationFacts) -> Federation:
+        """Return a federation in which only this node's client has examples."""
+        clients = self.clients(experiment)
+        if len(clients) != 1:
+            raise InputError(
+                f"a node with its own examples must have one client; this one has {len(clients)}"
+            )
+        x, y, *test = load(self.context)
+        parts = [examples((x, y)), *([examples(tuple(test))] if test else [])]
+        for part in parts:
+            _check_facts(part, facts)
+        cut, end, none = len(parts[0]), sum(map(len, parts)), np.arange(0)
+
+        def only_here(indices: Indices) -> tuple[Indices, ...]:
+            return tuple(indices if k in clients else none for k in range(experiment.clients))
+
+        return Federation(
+            x=torch.cat([part.x for part in parts]),
+            y=torch.cat([part.y for part in parts]),
+            classes=facts.classes,
+            transform=transform(experiment.transform_text, facts.scale),
+            train=only_here(np.arange(cut)),
+            own_test=only_here(np.arange(cut, end)),
+            validation=none,
+            test=none,
+        )
+
+
+def _check_facts(part: Examples, facts: FederationFacts) -> None:
+    shape = tuple(part.x.shape[1:])
+    if shape != facts.shape:
+        raise InputError(
+            f"the examples of this node have shape {shape}; the federation's have {facts.shape}"
+        )
+    if int(part.y.max()) >= facts.classes:
+        raise InputError(
+            f"the largest label of this node is {int(part.y.max())}; the federation has"
+            f" {facts.classes} classes, so it may be {facts.classes - 1} at most"
+        )
