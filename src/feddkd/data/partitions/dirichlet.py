@@ -10,18 +10,58 @@ examples costs almost nothing, and is repeated.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from feddkd.data.batches import Indices
-from feddkd.data.partitions.pools import Lists, divide_pools
+from feddkd.data.partitions.pools import Lists, divide_pools, make_pools
+from feddkd.data.partitions.registry import PARTITIONS, Partition, Table
 from feddkd.errors import InputError
 from feddkd.randomness import Key, generator
+from feddkd.spec.types import Count, Positive, Share
 
 Floats = npt.NDArray[np.float64]
 # draws at most; FedGen's own setting (alpha=.05) takes 15 on average
 TRIES = 1_000
+
+
+@PARTITIONS.register
+def dirichlet(
+    alpha: Positive = 0.1,
+    form: Literal["plain", "fedma", "fedgen"] = "plain",
+    minimum: Count = 10,
+    ratio: Share | None = None,
+) -> Partition:
+    """Divide each class by its own draw from Dir_K(alpha).
+
+    All classes are drawn again until the smallest client has the minimum.
+
+    plain: nothing else, as the FedDKD paper says.
+    fedma: a client that holds N/K examples gets nothing of later classes (Wang et al., ICLR 2020,
+        arXiv:2002.06440, its code).
+    fedgen: as fedma, with a share `ratio` (.1 if not given) of every class; the minimum is for each
+        class; clients are tested on the labels that they hold (Zhu et al., ICML 2021,
+        arXiv:2105.10056, its code).
+    """
+    if ratio is not None and form != "fedgen":
+        raise InputError(
+            f"partition 'dirichlet': ratio does not go with form={form!r}, only with form='fedgen'"
+        )
+
+    def draw(table: Table, clients: int, key: Key) -> tuple[Lists, Lists | None]:
+        pools = make_pools(table.labels, table.classes, key)
+        if form != "fedgen":
+            balance = form == "fedma"
+            lists = draw_plain(pools, clients, key, alpha=alpha, minimum=minimum, balance=balance)
+            return lists, None
+        tests = [np.flatnonzero(table.test_labels == r) for r in range(table.classes)]
+        share = 0.1 if ratio is None else ratio
+        return draw_fedgen(pools, tests, clients, key, alpha=alpha, minimum=minimum, ratio=share)
+
+    summary = f"Dirichlet({alpha:g}) over clients, class by class ({form})"
+    return Partition(draw, summary, own_tests=form == "fedgen")
 
 
 def draw_plain(

@@ -4,13 +4,62 @@ Each rule takes the pools of examples, one for each class, and divides them amon
 """
 
 from collections.abc import Iterable
+from typing import Literal
 
 import numpy as np
 
 from feddkd.data.batches import Indices
-from feddkd.data.partitions.pools import Lists, divide_pools
+from feddkd.data.partitions.pools import Lists, divide_pools, make_pools
+from feddkd.data.partitions.registry import PARTITIONS, Partition, Table
 from feddkd.errors import InputError
 from feddkd.randomness import Key, generator
+from feddkd.spec.types import Count
+
+
+@PARTITIONS.register
+def classes(
+    per_client: Count = 6, form: Literal["exact", "independent", "shards", "star"] = "exact"
+) -> Partition:
+    """Give each client `per_client` classes, in one of four readings of FedDKD's "6 of 26 classes".
+
+    exact: disjoint lists of exactly that number of classes, which use every example, as the FedDKD
+        paper states the problem.
+    independent: each client draws its classes, and N/(K per_client) examples of each, independently
+        of the others; clients' lists overlap and may miss a class. It reproduces the paper's
+        figures.
+    shards: that number of label-sorted shards for each client, as in `shards`.
+    star: `femnist_star` of FedMAX (Chen et al., ECML-PKDD 2020, arXiv:2004.03657): 20 of 26
+        classes, `per_client` of them twice.
+    """
+    rule = {
+        "exact": draw_exact,
+        "independent": draw_independent,
+        "shards": draw_shards,
+        "star": draw_star,
+    }[form]
+
+    def draw(table: Table, clients: int, key: Key) -> tuple[Lists, None]:
+        if per_client > table.classes:
+            raise InputError(
+                f"a client cannot hold {per_client} classes of {table.classes}: lower per_client"
+            )
+        return rule(make_pools(table.labels, table.classes, key), clients, per_client, key), None
+
+    return Partition(draw, f"{per_client} classes a client ({form})")
+
+
+@PARTITIONS.register
+def shards(per_client: Count = 2) -> Partition:
+    """Sort by label, cut into K per_client shards, and give each client `per_client` of them.
+
+    McMahan et al., AISTATS 2017.
+    """
+
+    def draw(table: Table, clients: int, key: Key) -> tuple[Lists, None]:
+        pools = make_pools(table.labels, table.classes, key)
+        return draw_shards(pools, clients, per_client, key), None
+
+    return Partition(draw, f"{per_client} label-sorted shards a client")
 
 
 def draw_shards(pools: Lists, clients: int, per_client: int, key: Key) -> Lists:
