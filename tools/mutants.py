@@ -29,6 +29,7 @@ SECURE = ("tests/flower/test_secure.py",)
 OWN_NETWORKS = ("tests/models/test_own_networks.py",)
 KINDS = ("tests/models/test_network_kinds.py",)
 BASELINES = ("tests/methods/test_methods_baselines.py",)
+SHARPNESS = ("tests/methods/test_methods_sharpness.py",)
 PROOF = ("tests/models/test_proof.py",)
 
 
@@ -252,6 +253,21 @@ MUTANTS = [
     Mutant("centralised training on one client's examples", "data/federation.py",
            "return np.concatenate(self.train)", "return self.train[0]", BASELINES),
     Mutant("local_only forgets a client's model", "methods/local_only.py", 'private="model"', 'private="none"', BASELINES),
+    Mutant("sharpness-aware steps down the slope", "methods/sharpness.py",
+           "rho * d / length", "-rho * d / length", SHARPNESS),
+    Mutant("FedCM takes the sum of the steps for their mean", "methods/fedcm.py",
+           'length = collected["reach"]["a"] * rates["lr"]', 'length = rates["lr"]', SHARPNESS),
+    Mutant("MoFedSAM without sharpness", "methods/fedsam.py",
+           "replace(variant, take=sharpness_aware(rho))", "variant", SHARPNESS),
+    Mutant("FedExP steps back where clients agree", "methods/fedexp.py", "eta.clamp(min=1)", "eta", SHARPNESS),
+    Mutant("FedACG does not look ahead", "methods/fedacg.py",
+           'add(state["params"], state["momentum"], momentum)', 'state["params"]', SHARPNESS),
+    Mutant("FedGamma without sharpness", "methods/fedgamma.py",
+           "replace(variant, take=sharpness_aware(rho))", "variant", SHARPNESS),
+    Mutant("FedSpeed without its correction", "methods/fedspeed.py", "lambda h_k, g, w, w_t: g - h_k + alpha", "lambda h_k, g, w, w_t: g + alpha", SHARPNESS),
+    Mutant("FedSMOO's clients forget the shared perturbation", "methods/fedsmoo.py", "mu + e - s", "mu + e", SHARPNESS),
+    Mutant("FedLESAM forgets what a client received", "methods/fedlesam.py",
+           '({}, {"received": sent["params"]})', '({}, {"received": memo["received"]})', SHARPNESS),
 ]  # fmt: skip
 
 

@@ -25,26 +25,35 @@ if TYPE_CHECKING:
     from feddkd.methods import centralised as centralised
     from feddkd.methods import data_sharing as data_sharing
     from feddkd.methods import dkd as dkd
+    from feddkd.methods import fedacg as fedacg
     from feddkd.methods import fedadagrad as fedadagrad
     from feddkd.methods import fedadam as fedadam
     from feddkd.methods import fedavg as fedavg
     from feddkd.methods import fedavgm as fedavgm
     from feddkd.methods import fedbn as fedbn
+    from feddkd.methods import fedcm as fedcm
     from feddkd.methods import feddf as feddf
     from feddkd.methods import feddistill as feddistill
     from feddkd.methods import feddistill_plus as feddistill_plus
     from feddkd.methods import feddyn as feddyn
     from feddkd.methods import feded as feded
+    from feddkd.methods import fedexp as fedexp
+    from feddkd.methods import fedgamma as fedgamma
     from feddkd.methods import fedgen as fedgen
     from feddkd.methods import fedgkd as fedgkd
+    from feddkd.methods import fedlesam as fedlesam
     from feddkd.methods import fedma as fedma
     from feddkd.methods import fedmax as fedmax
     from feddkd.methods import fednova as fednova
     from feddkd.methods import fedntd as fedntd
     from feddkd.methods import fedprox as fedprox
+    from feddkd.methods import fedsam as fedsam
+    from feddkd.methods import fedsmoo as fedsmoo
+    from feddkd.methods import fedspeed as fedspeed
     from feddkd.methods import fedyogi as fedyogi
     from feddkd.methods import local_bn as local_bn
     from feddkd.methods import local_only as local_only
+    from feddkd.methods import mofedsam as mofedsam
     from feddkd.methods import moon as moon
     from feddkd.methods import parse as parse
     from feddkd.methods import private as private
@@ -58,13 +67,13 @@ if TYPE_CHECKING:
 _install_old_paths()
 
 __all__ = [
-    "METHODS", "ClientError", "DivergedError", "Experiment", "InputError",
-    "NobodyAnsweredError", "Result", "__version__", "astraea", "centralised", "data_sharing",
-    "dkd", "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedbn", "feddf", "feddistill",
-    "feddistill_plus", "feddyn", "feded", "fedgen", "fedgkd", "fedma", "fedmax", "fednova",
-    "fedntd", "fedprox", "fedyogi", "functional", "load", "local_bn", "local_only", "moon",
-    "parse", "private", "run", "scaffold", "server_adagrad", "server_adam", "server_momentum",
-    "server_yogi", "simulate",
+    "METHODS", "ClientError", "DivergedError", "Experiment", "InputError", "NobodyAnsweredError",
+    "Result", "__version__", "astraea", "centralised", "data_sharing", "dkd", "fedacg",
+    "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedbn", "fedcm", "feddf", "feddistill",
+    "feddistill_plus", "feddyn", "feded", "fedexp", "fedgamma", "fedgen", "fedgkd", "fedlesam",
+    "fedma", "fedmax", "fednova", "fedntd", "fedprox", "fedsam", "fedsmoo", "fedspeed", "fedyogi",
+    "functional", "load", "local_bn", "local_only", "mofedsam", "moon", "parse", "private", "run",
+    "scaffold", "server_adagrad", "server_adam", "server_momentum", "server_yogi", "simulate",
 ]  # fmt: skip
 # module -> the names that it has
 _PLACES = {

@@ -36,6 +36,11 @@ def add_at_once(a: Tensors, b: Tensors, scale: Tensor | float = 1.0) -> dict[str
     return dict(zip(a, torch._foreach_add(list(a.values()), scaled), strict=True))
 
 
+def norm(group: Tensors) -> Tensor:
+    """Return the Euclidean norm of all tensors of a group together."""
+    return torch.stack([tensor.square().sum() for tensor in group.values()]).sum().sqrt()
+
+
 def zeros(like: Tensors) -> dict[str, Tensor]:
     """Return a group of zeros with the names, shapes and dtypes of `like`."""
     return combine(torch.zeros_like, like)

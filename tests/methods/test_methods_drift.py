@@ -3,8 +3,6 @@
 against plain PyTorch, by their laws, on every engine.
 """
 
-import copy
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from feddkd import METHODS, InputError, functional, parse, simulate
-from feddkd.data.batches import Reads
 from feddkd.engines.batched.engine import Batched
 from feddkd.engines.compile.trace import traced
 from feddkd.engines.pool.engine import Pool
@@ -22,13 +19,13 @@ from feddkd.engines.serial import Serial
 from feddkd.method import Batch
 from feddkd.methods.losses import contrast, not_true_distillation
 from feddkd.tensors import zeros
-from plain_drift import FedDyn, FedGKD, FedNova, FedNTD, Hooked, Make, Moon, Scaffold
+from plain_comparison import compare_rounds, ends, images
+from plain_drift import FedDyn, FedGKD, FedNova, FedNTD, Make, Moon, Scaffold
 from small import clients, distance, network, pooled, run
 from test_engines import ON_CUDA, apart, needs_cuda
 from test_engines import run as engine_run
 from test_laws import watched
-from test_reference import DKD, DKD_TEXT, NESTEROV, SGD, is_norm
-from test_reference import network as image_network
+from test_reference import DKD, DKD_TEXT, NESTEROV, SGD
 
 L = "epochs=2, batch_size=4, lr=0.05"
 ADAM = partial(torch.optim.Adam, weight_decay=0.01)
@@ -73,34 +70,6 @@ CASES: list[tuple[str, Make, dict[str, Any]]] = [
     (f"fedgkd({L}, c=2, buffer=2) | {T}", FedGKD, {"c": 2, "buffer": 2, "dkd": DKD}),
     (f"fedgkd({L}, c=2, buffer=1) | {T}", FedGKD, {"c": 2, "buffer": 1, "dkd": DKD}),
 ]
-ROUNDS = 3  # FedGKD's buffer of two forgets in the third
-
-
-def images() -> list[tuple[Tensor, Tensor]]:
-    """Clients of unequal size. With batches of four each epoch ends in a batch of three: batch norm
-    on two magnifies rounding errors, and MOON's slope magnifies them again, to 1e-6 in the plain
-    computation itself.
-    """
-    draw = torch.Generator().manual_seed(0)
-    return [
-        (
-            torch.randn(n, 1, 4, 4, generator=draw, dtype=torch.float64) + k,
-            torch.randint(0, 3, (n,), generator=draw),
-        )
-        for k, n in enumerate((11, 15, 23, 19))
-    ]
-
-
-def net_of(kind: str) -> nn.Module:
-    """The reference tests' network, its last ReLU a Tanh: features that are all zero have no
-    direction for MOON to compare.
-    """
-    net = image_network(kind)
-    assert isinstance(net, nn.Sequential)
-    net[-2] = nn.Tanh()
-    return net
-
-
 WITH_NORM = [
     case
     for case in CASES
@@ -118,63 +87,15 @@ RUNS = [
 def test_rounds_equal_the_plain_computation(
     text: str, make: Make, settings: dict[str, Any], kind: str
 ) -> None:
-    start, data, method = net_of(kind.removeprefix("private ")), images(), parse(text)
-    settings = {"reads": Reads(4, epochs=2), "optimiser": SGD, "lr": 0.05, **settings}
-    if kind == "private bn":
-        settings["private"], method = (
-            partial(is_norm, start),
-            replace(method, private=frozenset({"norm"})),
-        )
-    plain: Hooked = make(copy.deepcopy(start), data, 5, **settings)
-    plain.run(rounds=ROUNDS, cohort=3)
-    result = simulate(
-        model=start,
-        clients=data,
-        test=pooled(data),
-        method=method,
-        rounds=ROUNDS,
-        cohort=3,
-        seed=5,
-        initial=start.state_dict(),
-        dtype=torch.float64,
-    )
-    expected = {
-        name: tensor for name, tensor in plain.net.state_dict().items() if not plain.private(name)
-    }
-    assert set(result.params) == set(expected)
-    for name, tensor in expected.items():
-        assert torch.allclose(result.params[name], tensor, rtol=0, atol=1e-10), name
-    accuracies = [_accuracy(plain.client_view(k), *pooled(data)) for k in range(len(data))]
-    assert result.history[-1]["test_accuracy"] == pytest.approx(sum(accuracies) / len(accuracies))
-
-
-def _accuracy(net: nn.Module, x: Tensor, y: Tensor) -> float:
-    return float((net.eval()(x).argmax(1) == y).double().mean())
+    compare_rounds(text, make, settings, kind)
 
 
 def test_the_cases_differ_from_each_other_and_from_fedavg() -> None:
     """Else agreement would mean little."""
-    texts, start, data = (
-        [*(text for text, _, _ in CASES), f"fedavg({L})", f"fedavg({L}) | {T}"],
-        net_of("plain"),
-        images(),
-    )
-    ends = [
-        simulate(
-            model=start,
-            clients=data,
-            test=data[0],
-            method=text,
-            rounds=ROUNDS,
-            cohort=3,
-            seed=5,
-            initial=start.state_dict(),
-            dtype=torch.float64,
-        ).params["3.weight"]
-        for text in texts
-    ]
-    for i, first in enumerate(ends):
-        for j, second in enumerate(ends[i + 1 :], i + 1):
+    texts = [*(text for text, _, _ in CASES), f"fedavg({L})", f"fedavg({L}) | {T}"]
+    last = ends(texts)
+    for i, first in enumerate(last):
+        for j, second in enumerate(last[i + 1 :], i + 1):
             assert (first - second).abs().max() > 1e-6, (texts[i], texts[j])
 
 

@@ -61,17 +61,25 @@ class Hooked(Plain):
         sent, net, (x, y) = self.client_view(k), self.client_view(k).train(), self.clients[k]
         optimiser = self.optimiser(net.parameters(), lr=self.rate(t))
         batches = draw(self.reads, len(y), (self.seed, t, 0, 1, k))
-        assert isinstance(net, nn.Sequential)
         for at in batches:
-            z = net[:-1](x[at])
-            out = net[-1](z)
-            loss = cross_entropy(out, y[at]) + self.term(k, net, sent, x[at], y[at], z, out)
-            gradients = torch.autograd.grad(loss, list(net.parameters()))
-            for (name, parameter), gradient in zip(net.named_parameters(), gradients, strict=True):
-                parameter.grad = self.direction(k, name, gradient)
+            gradients = self.gradients(k, net, sent, x[at], y[at])
+            for name, parameter in net.named_parameters():
+                parameter.grad = self.direction(k, name, gradients[name])
             optimiser.step()
         self.end(k, t, net, sent, len(batches))
         return net
+
+    def gradients(self, k: int, net: nn.Module, sent: nn.Module, x: Tensor, y: Tensor) -> Numbers:
+        """The gradient of the loss at the net's weights."""
+        assert isinstance(net, nn.Sequential)
+        z = net[:-1](x)
+        out = net[-1](z)
+        loss = self.loss(k, out, y) + self.term(k, net, sent, x, y, z, out)
+        names, parameters = zip(*net.named_parameters(), strict=True)
+        return dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
+
+    def loss(self, k: int, out: Tensor, y: Tensor) -> Tensor:
+        return cross_entropy(out, y)
 
     def rate(self, t: int) -> float:
         return self.lr * self.lr_decay ** (t - 1)

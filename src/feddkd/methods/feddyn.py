@@ -11,6 +11,7 @@ not vanish with alpha: it is minus the sum of the mean moves of all rounds, each
 active clients. So with a small alpha the model still moves further than the average.
 """
 
+from dataclasses import replace
 from functools import partial
 
 from feddkd.method import Collect, Method, World
@@ -26,8 +27,16 @@ from feddkd.tensors import Groups, Tensors, add, combine, zeros
 @METHODS.register
 def feddyn(local: Local, gathering: Gathering, *, alpha: Positive = 0.01) -> Method:
     """FedAvg with losses that share one optimum: loss = CE - <h_k, w> + alpha/2 |w - w_t|^2."""
-    variant = Variant(
+    variant = replace(
+        dual_variables(alpha),
         terms=(linear("slope"), proximal(alpha, "sum")),
+    )
+    return local_training(local, variant, gathering)
+
+
+def dual_variables(alpha: float) -> Variant:
+    """Return the variant in which clients and server keep h_k and h, without the loss terms."""
+    return Variant(
         begin=lambda model, sent, memo: {"slope": memo["slope"]},
         part=partial(_renew, alpha),
         server=partial(_server, alpha),
@@ -36,7 +45,6 @@ def feddyn(local: Local, gathering: Gathering, *, alpha: Positive = 0.01) -> Met
         opens=_zero_slope,
         brings=_zero_slope,
     )
-    return local_training(local, variant, gathering)
 
 
 def _zero_slope(model: Model, state: Groups, world: World) -> Groups:

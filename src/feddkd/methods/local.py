@@ -65,11 +65,20 @@ class Local:
 
 
 Begin = Callable[[Model, Groups, Groups], Groups]  # (model, sent, memo) -> groups
+# w -> gradient of the loss at w on the step's batch, and the network's output there
+Slope = Callable[[Tensors], tuple[Tensors, Output]]
+# (slope, sent, carry) -> gradient, output, new values of groups of `begin`
+Take = Callable[[Slope, Groups, Groups], tuple[Tensors, Output, Groups]]
 Bend = Callable[[Tensors, Groups, Groups], Tensors]  # (gradient, sent, carry) -> direction
 # (model, sent, carry, output, batch) -> groups
 Watch = Callable[[Model, Groups, Groups, Output, Batch], Groups]
 # (model, sent, carry, memo) -> (upload, memo)
 Part = Callable[[Model, Groups, Groups, Groups], tuple[Groups, Groups]]
+
+
+def at_present_weights(slope: Slope, sent: Groups, carry: Groups) -> tuple[Tensors, Output, Groups]:
+    """Return the gradient at the weights of the carry, and the output there."""
+    return *slope(carry["params"]), {}
 
 
 @dataclass(frozen=True)
@@ -83,6 +92,8 @@ class Variant:
     terms: tuple[Term, ...] = ()  # added to the loss
     # makes groups of the carry: constants, counters, trackers
     begin: Begin = lambda model, sent, memo: {}
+    # says where the gradient is taken; the network's buffers change as in the output it returns
+    take: Take = at_present_weights
     # makes the direction that the optimiser takes in place of the gradient
     bend: Bend = lambda gradient, sent, carry: gradient
     # makes the new values of the groups of `begin` after a step
@@ -165,11 +176,11 @@ def _client(optimiser: Optimiser, variant: Variant) -> Fold:
                 value = value + term(model, w, sent, carry, output, batch)
             return value, output
 
-        gradient, output = grad(loss, has_aux=True)(carry["params"])
+        gradient, output, taken = variant.take(grad(loss, has_aux=True), sent, carry)
         direction = variant.bend(gradient, sent, carry)
         params, state = optimiser.update(carry["params"], direction, carry, sent["rates"]["lr"])
         watched = variant.watch(model, sent, carry, output, batch)
-        return {**carry, "params": params, "buffers": output.buffers, **state, **watched}
+        return {**carry, "params": params, "buffers": output.buffers, **state, **taken, **watched}
 
     def finish(model: Model, sent: Groups, carry: Groups, memo: Groups) -> tuple[Groups, Groups]:
         upload, after = uploads(model, carry["params"], carry["buffers"], memo)

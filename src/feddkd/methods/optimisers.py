@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from feddkd.tensors import Groups, Tensors, add, combine, zeros
+from feddkd.tensors import Groups, Tensors, add, combine, norm, zeros
 
 
 class Optimiser(NamedTuple):
@@ -127,6 +127,5 @@ def adaptive(
 
 def clip_norm(grads: Tensors, most: float) -> dict[str, Tensor]:
     """Return g min(1, most / |g|) with |g| over all tensors, as torch.nn.utils.clip_grad_norm_."""
-    norm = torch.stack([gradient.square().sum() for gradient in grads.values()]).sum().sqrt()
-    scale = (most / (norm + 1e-6)).clamp(max=1.0)
+    scale = (most / (norm(grads) + 1e-6)).clamp(max=1.0)
     return combine(lambda gradient: gradient * scale, grads)

@@ -22,8 +22,13 @@ from feddkd.tensors import Groups, Tensors, add, combine, zeros
 @METHODS.register
 def scaffold(local: Local) -> Method:
     """FedAvg with client drift corrected by control variates: w <- w - lr (g - c_k + c)."""
-    begin, watch = reach(local, "scaffold")
-    variant = Variant(
+    return local_training(local, control_variates(local, "scaffold"))
+
+
+def control_variates(local: Local, method: str) -> Variant:
+    """Return the variant of local training with control variates."""
+    begin, watch = reach(local, method)
+    return Variant(
         begin=lambda model, sent, memo: {**begin(model, sent, memo), "control": memo["control"]},
         bend=_correct,
         watch=watch,
@@ -35,7 +40,6 @@ def scaffold(local: Local) -> Method:
         opens=_zero_control,
         brings=_zero_control,
     )
-    return local_training(local, variant)
 
 
 def _zero_control(model: Model, state: Groups, world: World) -> Groups:
