@@ -2,6 +2,7 @@
 
 import traceback
 from collections.abc import Iterable
+from difflib import get_close_matches
 
 
 class InputError(ValueError):
@@ -36,6 +37,33 @@ class DivergedError(RunError):
 def choices(names: Iterable[str]) -> str:
     """Return the right choices as a list in words, for the end of an error message."""
     return ", ".join(sorted(names))
+
+
+def unknown(
+    problem: str, name: object, known: Iterable[str], they: str = "there are"
+) -> InputError:
+    """Return the error for a name that is not one of the known names.
+
+    The message is the problem, the known name that is most like the wrong one, and all of them.
+    """
+    names = list(known)
+    return InputError(f"{problem}{did_you_mean(name, names)}; {they}: {choices(names)}")
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """Return " (did you mean ...?)" with the known name that is most like this one, or nothing.
+
+    Names with different numbers in them, such as float16 and float64, are not alike.
+    """
+    by_lower_case = {other.lower(): other for other in known}
+    for near in get_close_matches(str(name).lower(), by_lower_case):
+        if "" in (_digits(near), _digits(str(name))) or _digits(near) == _digits(str(name)):
+            return f" (did you mean {by_lower_case[near]!r}?)"
+    return ""
+
+
+def _digits(name: str) -> str:
+    return "".join(filter(str.isdigit, name))
 
 
 def line_of(error: BaseException) -> str:

@@ -175,7 +175,7 @@ def state(**changes: Tensor | None) -> Mapping[str, Tensor]:
         ({"model": nn.Flatten()}, "parameters"),
         ({"model": "mlp"}, "torch.nn.Module.*not str"),
         ({"model": nn.Linear}, r"builds the network failed.*in_features"),
-        ({"method": "fedsvg()"}, "'fedsvg'; there are: .*dkd, .*fedavg, "),
+        ({"method": "fedsvg()"}, "'fedsvg' .*; there are: .*dkd, .*fedavg, "),
         ({"method": "dkd()"}, r"fedavg\(\) \| dkd\(\)"),
         ({"method": dkd()}, r"fedavg\(\) \| dkd\(\)"),
         ({"method": None}, "method must be"),

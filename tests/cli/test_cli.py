@@ -44,14 +44,14 @@ MISTAKES = {
     "run broken.toml": "broken.toml is not TOML",
     "run tiny.toml --sett rounds=3": "No such option",
     "run tiny.toml --set rounds": "key=value",
-    "run tiny.toml --set ruonds=3": "'ruonds'; there are: availability, clients",
+    "run tiny.toml --set ruonds=3": "'ruonds' (did you mean 'rounds'?); there are: av",
     "run tiny.toml --set rounds=many": "rounds must be a whole number, not 'many'",
-    "run tiny.toml --set method=fedsvg()": "unknown method 'fedsvg'; there are: ",
+    "run tiny.toml --set method=fedsvg()": "unknown method 'fedsvg' (did you mean 'fedavg'?); ",
     "run tiny.toml --set method=fedavg(lr=-1)": "lr must be > 0, not -1",
-    "run tiny.toml --set method=fedavg(rate=1)": "no option 'rate'; it takes:",
+    "run tiny.toml --set method=fedavg(rate=1)": "no option 'rate'",
     "run tiny.toml --set method=dkd()": "put a method that trains locally first",
     "run tiny.toml --set sweep.seed=3": "sweep.seed must be a list",
-    "run tiny.toml --set data=digitz": "'digitz'; there are: cifar10",
+    "run tiny.toml --set data=digitz": "'digitz' (did you mean 'digits'?); there are: cifar10",
     "run tiny.toml --set data=emnist": "--data DIR",
     "run tiny.toml --set data=emnist --data nowhere": "no folder nowhere",
     "run tiny.toml --set data=emnist --data .": "emnist-letters-train",
@@ -64,7 +64,7 @@ MISTAKES = {
         "tiny.toml: the first line must name the columns"
     ),
     "run tiny.toml --on-divergence panic": (
-        "on_divergence must be one of 'drop', 'stop', 'continue', not 'panic'"
+        "--on-divergence must be one of 'drop', 'stop', 'continue', not 'panic'"
     ),
     "run tiny.toml --engine serial --strategy vmap": "engine 'serial' takes no strategy",
     "run tiny.toml --set model=femnist_cnn": "'femnist_cnn' takes images of channels x 32 x 32",
@@ -82,7 +82,7 @@ MISTAKES = {
     "data show tiny.toml --save tiny.toml/a.npz": "tiny.toml/a.npz",
     "report": "there is no folder runs",
     "report .": "no runs under .; `feddkd run",
-    "methods fedsvg": "unknown method 'fedsvg'; there are: ",
+    "methods fedsvg": "unknown method 'fedsvg' (did you mean 'fedavg'?); there are: ",
     "methods --markdown tiny.toml/sub": "tiny.toml/sub",
     "nonsense": "No such command",
 }

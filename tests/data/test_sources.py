@@ -242,9 +242,16 @@ def test_domains_are_pooled_and_split_anew_as_in_fedbn(tmp_path: Path) -> None:
         load("digit_domains(domains='usps', per_domain=7439)", tmp_path)
 
 
-@pytest.mark.parametrize("domains", ["", "mnist,mnist", "mnist,letters"])
-def test_domains_that_do_not_exist_are_refused(domains: str) -> None:
-    with pytest.raises(InputError, match="domains are generated, mnist, mnist_m, svhn, usps"):
+@pytest.mark.parametrize(
+    ("domains", "says"),
+    [
+        ("", "generated, mnist, mnist_m, svhn, usps"),
+        ("mnist,mnist", "'mnist' is given twice"),
+        ("mnist,letters", "'letters'; there are: generated, mnist, mnist_m, svhn, usps"),
+    ],
+)
+def test_domains_that_do_not_exist_are_refused(domains: str, says: str) -> None:
+    with pytest.raises(InputError, match=says):
         SOURCES.one(f"digit_domains(domains='{domains}')")
 
 

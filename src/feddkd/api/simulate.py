@@ -13,14 +13,14 @@ from feddkd.api.result import Result
 from feddkd.data.examples import Examples, examples
 from feddkd.data.federation import assemble
 from feddkd.data.transforms import transform
-from feddkd.errors import InputError, choices, line_of
+from feddkd.errors import InputError, line_of, unknown
 from feddkd.method import Method
 from feddkd.methods import parse
 from feddkd.models.functional import Model, built, functional
 from feddkd.models.weight_files import Initial, with_initial
 from feddkd.rounds.availability import Availability, OnDivergence, tolerance
 from feddkd.rounds.evaluation import find_protocol
-from feddkd.rounds.loop import Row
+from feddkd.rounds.loop import Row, warn_of_one_client
 from feddkd.rounds.metrics import Metric, find_metrics
 from feddkd.runs.description import describe_job
 from feddkd.simulation import DTYPES, Job, Simulation, Start
@@ -115,6 +115,7 @@ def simulate(
         transform(""),
         None if public is None else _examples(public, "public"),
     )
+    warn_of_one_client(cohort, len(clients))
     chosen, seed = _method(method), checked(seed, Whole, "seed")
     network = _network(model, seed)
     network = network if initial is None else with_initial(network, initial)
@@ -221,5 +222,5 @@ def _dtype(given: torch.dtype | str | None, params: Tensors) -> torch.dtype:
     wanted = of_weights if given is None else given
     name = str(wanted).removeprefix("torch.")
     if name not in DTYPES:
-        raise InputError(f"unknown dtype {name!r}; there are: {choices(DTYPES)}")
+        raise unknown(f"unknown dtype {name!r}", name, DTYPES)
     return DTYPES[name]

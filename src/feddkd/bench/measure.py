@@ -15,7 +15,7 @@ from feddkd.bench.engine_side import Drive, driven
 from feddkd.bench.jobs import BenchJob
 from feddkd.bench.setting import BenchSetting
 from feddkd.data.federation import Federation
-from feddkd.errors import InputError, choices
+from feddkd.errors import unknown
 from feddkd.rounds.loop import choose
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class Bench:
     def find(self, name: str) -> BenchJob:
         """Return a job by its name, or raise InputError."""
         if name not in self.jobs:
-            raise InputError(f"unknown job {name!r}; there are: {choices(self.jobs)}")
+            raise unknown(f"unknown job {name!r}", name, self.jobs)
         return self.jobs[name]
 
     def measure(self, job: BenchJob) -> Entry:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from feddkd.engines.select import ENGINES, find_device, find_engine
-from feddkd.errors import InputError, choices
+from feddkd.errors import InputError, unknown
 
 DTYPES = {
     "tf32": torch.float32,
@@ -103,9 +103,8 @@ def setting(
     # engines use tf32 and bf16 only on a GPU
     known = [name for name in DTYPES if torch_device.type == "cuda" or name not in ("tf32", "bf16")]
     if precision not in known:
-        raise InputError(
-            f"unknown precision {precision!r} on {torch_device.type}; there are: {choices(known)}"
-        )
+        problem = f"unknown precision {precision!r} on {torch_device.type}"
+        raise unknown(problem, precision, known)
     chosen = BenchSetting(name, torch_device, precision, repeats, strategy)
     _ = chosen.options  # raises an error before anything is measured
     return chosen

@@ -10,7 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from feddkd.cli.console import AsJson, console
-from feddkd.errors import InputError, choices
+from feddkd.errors import InputError, unknown
 from feddkd.reports.families import method_names
 from feddkd.rounds.metrics import METRICS, headline
 from feddkd.runs.record import Record, find
@@ -42,7 +42,7 @@ def listing(
     and last test accuracy in %, and time.
     """
     if sort not in COLUMNS:
-        raise InputError(f"runs cannot be sorted by {sort!r}; there are: {choices(COLUMNS)}")
+        raise unknown(f"runs cannot be sorted by {sort!r}", sort, COLUMNS)
     found = find(folder, begun=True)
     conditions = [_condition(text, found) for text in where or ()]
     kept = [record for record in found if all(holds(record) for holds in conditions)]
@@ -92,8 +92,10 @@ def _state(record: Record) -> str:
 def _condition(text: str, records: Sequence[Record]) -> Callable[[Record], bool]:
     """Return the test of a record that a text KEY=TEXT stands for."""
     key, equals, wanted = text.partition("=")
-    if not equals or not _is_key(key, records):
-        raise InputError(f"a condition is written KEY=TEXT, not {text!r}; keys are: {_keys()}")
+    if not equals:
+        raise InputError(f"--where is written KEY=TEXT, as in method=dkd, not {text!r}")
+    if not _is_key(key, records):
+        raise unknown(f"runs have no key {key!r}", key, _keys())
 
     def holds(record: Record) -> bool:
         if key in ("state", "run"):
@@ -105,19 +107,15 @@ def _condition(text: str, records: Sequence[Record]) -> Callable[[Record], bool]
 
 
 def _is_key(key: str, records: Sequence[Record]) -> bool:
-    if key in ("state", "run"):
+    if key in ("state", "run") or any(key in one.manifest["experiment"] for one in records):
         return True
-    if any(key in record.manifest["experiment"] for record in records):
-        return True
+    return key in _keys()
+
+
+def _keys() -> tuple[str, ...]:
     from feddkd.experiment import KEYS  # loads torch
 
-    return key in KEYS
-
-
-def _keys() -> str:
-    from feddkd.experiment import KEYS
-
-    return choices((*KEYS, "state", "run"))
+    return (*KEYS, "state", "run")
 
 
 def _rank(value: Any) -> tuple[int, Any]:

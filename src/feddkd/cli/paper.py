@@ -10,7 +10,7 @@ import typer
 from feddkd.cli.console import AsJson
 from feddkd.cli.run_options import RunOptions, with_options
 from feddkd.cli.start_runs import run_all
-from feddkd.errors import InputError, choices
+from feddkd.errors import InputError, choices, unknown
 from feddkd.experiment import Experiment
 from feddkd.papers.comparison import compare
 from feddkd.papers.definitions import Definition, Paper, read
@@ -109,7 +109,7 @@ def paper_table(
     t-test); it is there if the printed number of runs is known.
     """
     if format_ not in (*FORMATS, "json"):
-        raise InputError(f"unknown format {format_!r}; there are: {choices((*FORMATS, 'json'))}")
+        raise unknown(f"unknown format {format_!r}", format_, (*FORMATS, "json"))
     paper = read(papers)
     found = compare(paper, name, recorded(paper, runs))
     print(json.dumps(as_json(found)) if format_ == "json" else FORMATS[format_](found).rstrip())

@@ -10,6 +10,8 @@ from feddkd.cli.console import File, Settings, console
 from feddkd.cli.run_options import OnDivergence, RunOptions, with_options
 from feddkd.cli.start_runs import run_all
 from feddkd.experiment import load
+from feddkd.rounds import availability
+from feddkd.spec.types import checked
 
 
 @with_options(RunOptions)
@@ -52,6 +54,7 @@ def run(
 
     A file that names a Python file runs that file: run only files that you trust.
     """
+    checked(on_divergence, availability.OnDivergence | None, "--on-divergence")
     divergence = [] if on_divergence is None else [f"on_divergence={on_divergence}"]
     experiments = load(file, [*(set_ or ()), *divergence])
     run_all(experiments, [out] * len(experiments), options, fresh=fresh, dry=dry_run)

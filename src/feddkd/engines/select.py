@@ -14,7 +14,7 @@ from feddkd.engines.batched.engine import Batched
 from feddkd.engines.interface import Engine, EngineFactory
 from feddkd.engines.pool.engine import Pool
 from feddkd.engines.serial import Serial
-from feddkd.errors import InputError, choices
+from feddkd.errors import InputError, choices, unknown
 from feddkd.models.functional import Model
 from feddkd.tensors import Groups
 
@@ -29,7 +29,7 @@ def find_engine(name: str) -> Callable[..., Engine]:
             " this machine"
         )
     if name not in ENGINES:
-        raise InputError(f"unknown engine {name!r}; there are: {choices(('auto', *ENGINES))}")
+        raise unknown(f"unknown engine {name!r}", name, ("auto", *ENGINES))
     return ENGINES[name]
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Literal
 
-from feddkd.errors import InputError, choices
+from feddkd.errors import InputError, choices, did_you_mean
 from feddkd.method.phases import NOWHERE, Exchange, Phase, World, in_stored_order
 from feddkd.models.functional import Model
 from feddkd.spec.registry import Spelled
@@ -160,8 +160,10 @@ def _matching(pattern: str, model: Model) -> frozenset[str]:
     if not matching:
         some = sorted(tensors.saved)[:20]
         more = ", ..." if len(some) == 20 else ""
+        hint = did_you_mean(pattern, names)
         raise InputError(
-            f"no tensor of the network is called {pattern!r}; there are: {choices(some)}{more}"
+            f"no tensor of the network is called {pattern!r}{hint}; there are:"
+            f" {choices(some)}{more}"
         )
     if matching <= tensors.constants:
         raise InputError(

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from feddkd.errors import InputError, choices
+from feddkd.errors import InputError, unknown
 from feddkd.experiment import Experiment, load
 from feddkd.methods import parse
 from feddkd.rounds.loop import Row
@@ -147,7 +147,7 @@ class Paper:
     def table(self, name: str) -> Definition:
         """Return a table, or raise InputError if there is none of that name."""
         if name not in self.tables:
-            raise InputError(f"the paper has no table {name!r}; there are: {choices(self.tables)}")
+            raise unknown(f"the paper has no table {name!r}", name, self.tables)
         return self.tables[name]
 
     def cell(self, table: Definition, place: PrintedCell) -> Printed | None:
@@ -177,9 +177,7 @@ class Paper:
         ):
             for name in names or ():
                 if name not in known:
-                    raise InputError(
-                        f"table {table.name!r} has no {kind} {name!r}; there are: {choices(known)}"
-                    )
+                    raise unknown(f"table {table.name!r} has no {kind} {name!r}", name, known)
         by_digest = {}
         for setting in settings or table.settings:
             for method in methods or table.methods:

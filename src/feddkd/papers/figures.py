@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from feddkd.errors import InputError, choices
+from feddkd.errors import InputError, unknown
 from feddkd.experiment import Experiment
 from feddkd.papers.definitions import Definition, Paper, Quantity
 from feddkd.papers.results import RecordedRun, Runs
@@ -78,10 +78,8 @@ def find(paper: Paper, name: str) -> Figure | Definition:
     """Return the figure or the table with this name."""
     drawn = figures(paper)
     if name not in drawn and name not in paper.tables:
-        raise InputError(
-            f"the paper has no table or figure {name!r}; there are:"
-            f" {choices((*paper.tables, *drawn))}"
-        )
+        problem = f"the paper has no table or figure {name!r}"
+        raise unknown(problem, name, (*paper.tables, *drawn))
     return drawn[name] if name in drawn else paper.tables[name]
 
 

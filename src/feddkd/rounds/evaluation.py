@@ -18,7 +18,7 @@ from torch.nn.functional import one_hot
 from feddkd.data.batches import Reads, Source
 from feddkd.data.federation import SERVER
 from feddkd.engines.interface import Engine, Order
-from feddkd.errors import ClientError, InputError, choices
+from feddkd.errors import ClientError, InputError, unknown
 from feddkd.method import Batch, Collect, Exchange, Fold, Method, Phase, own_model
 from feddkd.models.functional import Model
 from feddkd.rounds.metrics import DEFAULT, LOSS, Metric
@@ -59,7 +59,7 @@ def find_protocol(name: str, method: Method, own_tests: bool) -> Protocol:
         return fitting_protocol(method, own_tests)
     known = {protocol.name.lower(): protocol for protocol in Protocol}
     if not isinstance(name, str) or name not in known:
-        raise InputError(f"unknown evaluation {name!r}; there are: {choices(('auto', *known))}")
+        raise unknown(f"unknown evaluation {name!r}", name, ("auto", *known))
     protocol = known[name]
     if protocol is Protocol.GLOBAL and method.personal:
         raise InputError(

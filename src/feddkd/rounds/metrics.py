@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from feddkd.errors import InputError, choices
+from feddkd.errors import InputError, unknown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -127,7 +127,7 @@ def _find(asked: Any) -> Metric:
             raise InputError(f"there is another metric {asked.name!r} already; choose a new name")
         return asked
     if not isinstance(asked, str) or asked not in METRICS:
-        raise InputError(f"unknown metric {asked!r}; there are: {choices(METRICS)}")
+        raise unknown(f"unknown metric {asked!r}", asked, METRICS)
     return METRICS[asked]
 
 

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from feddkd.errors import InputError, choices
+from feddkd.errors import InputError, unknown
 from feddkd.experiment import Experiment
 from feddkd.rounds.loop import Row
 from feddkd.rounds.metrics import headline
@@ -138,7 +138,7 @@ def check_loggers(names: Sequence[str]) -> None:
     """Raise an InputError if a logger is unknown or its package is missing."""
     for name in names:
         if name not in LOGGERS:
-            raise InputError(f"unknown logger {name!r}; there are: {choices(LOGGERS)}")
+            raise unknown(f"unknown logger {name!r}", name, LOGGERS)
         if name in PACKAGES and find_spec(PACKAGES[name]) is None:
             raise InputError(f"--log {name} needs a package: pip install 'feddkd[{name}]'")
 

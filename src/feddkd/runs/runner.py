@@ -8,7 +8,7 @@ from typing import Any
 from feddkd.engines.batched.engine import PRECISIONS
 from feddkd.engines.interface import EngineFactory
 from feddkd.engines.select import accepts, check_engine, find_device
-from feddkd.errors import InputError, choices
+from feddkd.errors import InputError, unknown
 from feddkd.experiment import Experiment
 from feddkd.runs.description import describe_experiment
 from feddkd.runs.prepare import Prepared, prepare
@@ -129,9 +129,7 @@ def in_precision(
     if precision is None:
         return list(experiments), {}
     if precision not in PRECISIONS:
-        raise InputError(
-            f"unknown precision {precision!r}; there are: {choices((*PRECISIONS, 'fp64'))}"
-        )
+        raise unknown(f"unknown precision {precision!r}", precision, (*PRECISIONS, "fp64"))
     if any(experiment.dtype == "float64" for experiment in experiments):
         raise InputError(
             f"precision {precision!r} is for experiments of dtype float32; one of these is of"

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from feddkd.errors import InputError, choices
+from feddkd.errors import InputError, unknown
 from feddkd.spec.parser import read_calls
 from feddkd.spec.types import LATER, Value, checked
 
@@ -127,7 +127,7 @@ class Registry(Generic[T]):
         if name not in self._factories:
             self._load_plugins()
         if name not in self._factories:
-            raise InputError(f"unknown {self.kind} {name!r}; there are: {choices(self)}")
+            raise unknown(f"unknown {self.kind} {name!r}", name, self)
         return self._factories[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -160,9 +160,8 @@ class Registry(Generic[T]):
         names = {option.name for option in options}
         for key in given:
             if key not in names:
-                raise InputError(
-                    f"{self.kind} {name!r} has no option {key!r}; it takes: {choices(names)}"
-                )
+                problem = f"{self.kind} {name!r} has no option {key!r}"
+                raise unknown(problem, key, names, "it takes")
         complete = {}
         for option in options:
             value = given.get(option.name, option.default)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from feddkd.errors import InputError
+from feddkd.errors import InputError, did_you_mean
 
 Value = bool | int | float | str | None
 
@@ -82,9 +82,9 @@ def checked(value: Any, annotation: Any, where: str) -> Any:
         return value
     if origin is Literal:
         if value not in arguments or isinstance(value, bool) != isinstance(arguments[0], bool):
-            raise InputError(
-                f"{where} must be one of {', '.join(map(repr, arguments))}, not {value!r}"
-            )
+            known = ", ".join(map(repr, arguments))
+            hint = did_you_mean(value, filter(lambda name: isinstance(name, str), arguments))
+            raise InputError(f"{where} must be one of {known}, not {value!r}{hint}")
         return value
     if origin in (typing.Union, types.UnionType):
         return _checked_union(value, arguments, where)

@@ -10,7 +10,7 @@ from torch import Tensor
 from feddkd.data.examples import Data, Examples, from_arrays
 from feddkd.data.sources.file_reading import Array
 from feddkd.data.sources.registry import DIGITS, SOURCES, Source
-from feddkd.errors import InputError, choices
+from feddkd.errors import InputError, unknown
 from feddkd.spec.types import Count
 
 DOMAINS = {
@@ -32,10 +32,10 @@ def digit_domains(
     """
     names = tuple(name.strip() for name in domains.split(","))
     for name in names:
-        if name not in DOMAINS or names.count(name) > 1:
-            raise InputError(
-                f"digit_domains: {name!r} is unknown or given twice; domains are {choices(DOMAINS)}"
-            )
+        if name not in DOMAINS:
+            raise unknown(f"digit_domains: unknown domain {name!r}", name, DOMAINS)
+        if names.count(name) > 1:
+            raise InputError(f"digit_domains: the domain {name!r} is given twice")
 
     def load(root: Path | None) -> Data:
         notes, training, tests = [], [], []

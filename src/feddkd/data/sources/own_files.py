@@ -20,7 +20,7 @@ from feddkd.data.federation import stratified
 from feddkd.data.sources import formats
 from feddkd.data.sources.file_reading import Array, Pair, reads
 from feddkd.data.sources.registry import SOURCES, Source
-from feddkd.errors import InputError, choices
+from feddkd.errors import InputError, choices, unknown
 from feddkd.spec.types import Bound
 
 Side = Annotated[int, Bound(least=1, most=1024)]  # pixels; a larger number is a mistake
@@ -172,7 +172,7 @@ def _read_csv(path: Path, label: str, domain: str | None) -> CsvTable:
     words = [name for name in (label, domain) if name is not None]
     for name in words:
         if name not in names:
-            raise InputError(f"{path} has no column {name!r}; it has: {choices(names)}")
+            raise unknown(f"{path} has no column {name!r}", name, names, "it has")
     columns = [name for name in names if name not in words]
     x = [[_number(path, line, name, row[name]) for name in columns] for line, row in rows]
     if not x or not columns:

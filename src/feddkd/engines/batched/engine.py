@@ -29,7 +29,7 @@ from feddkd.engines.batched.strategies import StrategyChooser
 from feddkd.engines.client import example_counts, gather, retained
 from feddkd.engines.interface import Order, Reply
 from feddkd.engines.local import LocalEngine
-from feddkd.errors import InputError, choices
+from feddkd.errors import unknown
 from feddkd.method import Exchange, Fold, Gradient, probing
 from feddkd.tensors import Groups
 
@@ -57,9 +57,8 @@ class Batched(LocalEngine):
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
-            raise InputError(
-                f"unknown precision {self.precision!r}; there are: {choices(PRECISIONS)}"
-            )
+            problem = f"unknown precision {self.precision!r}"
+            raise unknown(problem, self.precision, PRECISIONS)
         if self.precision == "bf16":
             self.model = self.model.computing_in(torch.bfloat16)
         self.store = Store.of(self.federations)

@@ -26,7 +26,7 @@ from feddkd.engines.batched.folds import RunLanes, Work, lanes_in, run_loop, run
 from feddkd.engines.batched.memory import ran_out
 from feddkd.engines.compile.cuda_folds import GraphOptions, Recordings
 from feddkd.engines.compile.step_cache import TracedSteps
-from feddkd.errors import InputError, choices
+from feddkd.errors import InputError, unknown
 from feddkd.tensors import Groups
 
 log = logging.getLogger(__name__)
@@ -54,9 +54,8 @@ class StrategyChooser:
         on_gpu = device.type == "cuda"
         names: tuple[str, ...] = ("loop", "vmap", *(GRAPHS if on_gpu else ("traced",)))
         if strategy not in ("auto", *names):
-            raise InputError(
-                f"unknown strategy {strategy!r} on {device.type}; there are: auto, {choices(names)}"
-            )
+            problem = f"unknown strategy {strategy!r} on {device.type}"
+            raise unknown(problem, strategy, ("auto", *names))
         self.strategy, self.names, self.device = strategy, names, device
         self.chosen: dict[str, str] = {}  # kind of work -> strategy
         self.failed: dict[str, str] = {}  # kind of work -> why the loop replaced the strategy

@@ -1,25 +1,17 @@
-"""Experiments: all that decides a run's numbers, and nothing else.
-
-An experiment is a frozen value, loaded from TOML; a `[sweep]` table makes a list of them. Engine,
-device and folders are not part of it.
-"""
+"""`Experiment`: the description of a run, its canonical form and its digest."""
 
 import hashlib
-import itertools
 import json
-import tomllib
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal
 
 from feddkd.data.partitions.registry import PARTITIONS, Partition
 from feddkd.data.sources.python_source import find_source
 from feddkd.data.sources.registry import Source
 from feddkd.data.transforms import transform
-from feddkd.errors import InputError, choices
 from feddkd.method import Method
 from feddkd.methods import parse
 from feddkd.models.python_model import find_architecture
@@ -212,81 +204,3 @@ def _digest(canonical: Mapping[str, Any]) -> str:
 
 
 KEYS = tuple(item.name for item in fields(Experiment))
-
-
-def load(path: Path, settings: Sequence[str] = ()) -> list[Experiment]:
-    """Return the experiments of a TOML file in the order of its sweep; `key=value` settings replace
-    keys of the file.
-    """
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"cannot read the experiment {path}: {reason}") from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not TOML: {error}") from None
-    try:
-        return expand(overlaid(table, settings))
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
-
-
-def expand(table: Mapping[str, Any]) -> list[Experiment]:
-    """Return one experiment for each combination of the values under [sweep]; the last key varies
-    fastest.
-    """
-    plain = {key: value for key, value in table.items() if key != "sweep"}
-    sweep = table.get("sweep", {})
-    if not isinstance(sweep, dict):
-        raise InputError("sweep must be a table of key = [values]")
-    for key, values in sweep.items():
-        if not isinstance(values, list) or not values:
-            raise InputError(f"sweep.{key} must be a list with at least one value, not {values!r}")
-        if key in plain:
-            raise InputError(f"{key!r} is given twice: as a key and under sweep")
-    combinations = itertools.product(*sweep.values())
-    experiments = [
-        _experiment({**plain, **dict(zip(sweep, values, strict=True))}) for values in combinations
-    ]
-    if len({experiment.digest for experiment in experiments}) < len(experiments):
-        raise InputError(
-            "sweep holds the same experiment twice: its values must change the numbers of a run"
-        )
-    return experiments
-
-
-def _experiment(table: Mapping[str, Any]) -> Experiment:
-    for key in table:
-        if key not in KEYS:
-            raise InputError(f"unknown key {key!r}; there are: {choices((*KEYS, 'sweep'))}")
-    if "method" not in table:
-        raise InputError("the key 'method' is missing, as in method = \"fedavg() | dkd()\"")
-    return Experiment(**table)
-
-
-def overlaid(table: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
-    """Return a table with `key=value` settings in it. A value that is not TOML is a text."""
-    result = {
-        key: dict(value) if isinstance(value, dict) else value for key, value in table.items()
-    }
-    for setting in settings:
-        key, equals, text = setting.partition("=")
-        key = key.strip()
-        if not equals or not key:
-            raise InputError(f"a setting is written key=value, not {setting!r}")
-        swept = key.removeprefix("sweep.")
-        result.pop(swept, None)
-        sweep = result.setdefault("sweep", {})
-        if not isinstance(sweep, dict):
-            raise InputError("sweep must be a table of key = [values]")
-        sweep.pop(swept, None)
-        target = result if key == swept else sweep
-        target[swept] = _value(text.strip())
-    return result
-
-
-def _value(text: str) -> Any:
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except (ValueError, RecursionError):
-        return text
