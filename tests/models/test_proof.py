@@ -3,6 +3,7 @@
 a functional form that computes something else is refused, with the layer's name.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -76,16 +77,45 @@ class Sums(nn.Module):
         return found
 
 
+class Mixes(nn.Module):
+    """Computes an example's output with the help of the whole batch."""
+
+    def __init__(self, mix: Callable[[Tensor], Tensor], trained: bool = False) -> None:
+        super().__init__()
+        self.mix, self.trained = mix, trained
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mix(x) if self.training or not self.trained else x
+
+
 @pytest.mark.parametrize(
     ("net", "couples"),
     [
+        (Mixes(lambda x: x / x.abs().max()), True),
+        (Mixes(lambda x: x + 1e-3 * x.mean(0)), True),
+        (Mixes(lambda x: x + x[torch.randperm(len(x))], trained=True), True),
+        (Mixes(lambda x: x + (torch.rand(()) < 1e-3) * x.mean(0), trained=True), True),
+        (Mixes(lambda x: x + torch.randn_like(x), trained=True), False),
+        (Mixes(lambda x: x.float().tanh().to(x.dtype)), False),
         (nn.Linear(5, 3), False),
         (nn.LayerNorm(5), False),
         (network(), True),
         (Sums(), True),
         (nn.Dropout(0.5), False),
     ],
-    ids=["linear", "layer norm", "batch norm", "a buffer", "dropout"],
+    ids=[
+        "largest number",
+        "weak mean",
+        "permutation",
+        "rare mean",
+        "noise",
+        "float32 inside",
+        "linear",
+        "layer norm",
+        "batch norm",
+        "a buffer",
+        "dropout",
+    ],
 )
 def test_networks_that_couple_examples_are_found_by_trying(net: nn.Module, couples: bool) -> None:
     assert proven(functional(nn.Sequential(nn.Linear(5, 5), net).double())).couples is couples

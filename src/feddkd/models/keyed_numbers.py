@@ -24,6 +24,7 @@ class KeyedNumbers:
         super().__init__()
         self.key = key
         self.count = 0  # draws outside dropout layers so far
+        self.shapes: list[tuple[int, ...]] = []  # of all draws so far
         # the stream of the dropout layer whose module is about to draw
         self.layer: int | None = None
         self._calls: Counter[int] = Counter()
@@ -37,13 +38,14 @@ class KeyedNumbers:
             raise InputError(
                 "this network draws random numbers, for dropout for example, so a call needs a key"
             )
+        self.shapes.append(tuple(shape))
         layer, self.layer = self.layer, None
         if layer is None:
             stream, self.count = FREE + self.count, self.count + 1
         else:
             stream = layer + AGAIN * self._calls[layer]
             self._calls[layer] += 1
-        return uniform(self.key, tuple(shape), stream)
+        return uniform(self.key, self.shapes[-1], stream)
 
     def normal(self, shape: Sequence[int]) -> Tensor:
         """Return numbers of mean 0 and deviation 1, float64, by Box and Muller's formula."""

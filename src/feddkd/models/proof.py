@@ -16,6 +16,7 @@ from torch.func import grad
 
 from feddkd.errors import InputError, line_of
 from feddkd.models.comparison import is_close, is_same
+from feddkd.models.coupling import couples_examples
 from feddkd.models.functional import Mode, Model, Output
 from feddkd.models.keyed_draws import keyed
 from feddkd.models.layer_search import described_layer, differing_layer, drawing_layer
@@ -25,8 +26,6 @@ from feddkd.models.strays import NoStrays
 from feddkd.tensors import Tensors
 
 FEW = 4  # examples
-# larger than rounding errors between batches of two sizes, for which libraries use other kernels
-COUPLING = 1e-2
 WORDS: dict[Mode, str] = {"eval": "in evaluation mode", "train": "in training mode"}
 
 
@@ -48,7 +47,7 @@ def prove(model: Model, params: Tensors, buffers: Tensors, x: Tensor) -> Model:
             output = trial.check()
             net.load_state_dict(state)
             trial.check_gradient()
-            couples = couples or trial.couples(output)
+            couples = couples or couples_examples(model, params, buffers, net, x, mode)
             reaches_head = output.features is not output.logits
     return replace(model, couples=couples, head=model.head if reaches_head else None)
 
@@ -151,19 +150,6 @@ class NetworkTrial:
                 "leave out checkpointing, backward hooks, packed sequences, torch.autograd.grad in"
                 " forward, and an autograd.Function without setup_context()",
             )
-
-    def couples(self, output: Output) -> bool:
-        """Return whether one more example changes the outputs of the others or the buffers."""
-        try:
-            more = self.call(torch.cat([self.x, self.x[:1]]))
-        except Exception:  # the network takes batches of one size only
-            return True
-        if not is_close(output.logits, more.logits[: len(self.x)], COUPLING):
-            return True
-        return not all(
-            is_close(buffer, more.buffers[name], COUPLING)
-            for name, buffer in output.buffers.items()
-        )
 
     def _expected(self) -> Output:
         """Return what the module computes.

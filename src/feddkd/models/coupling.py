@@ -1,0 +1,74 @@
+"""Find out, on a few examples, whether a network couples the examples of a batch.
+
+It does if an example's output depends on the other examples, as with batch norm, or if its buffers
+do. An engine may then not fill a small batch with further examples.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from feddkd.models.comparison import is_close
+from feddkd.models.functional import Mode, Model, Output
+from feddkd.models.keyed_draws import keyed
+from feddkd.tensors import Tensors, to
+
+KEYS = 4  # a draw may decide whether examples are mixed
+FAR = 4.0  # further examples are larger than the others by this factor, in both directions
+# (float64, larger than the rounding errors of parts in float32), and for networks that only compute
+# in the type of the run, larger than the errors of libraries that use other kernels
+STRICT, LOOSE = 1e-6, 1e-2
+
+
+def couples_examples(
+    model: Model, params: Tensors, buffers: Tensors, net: nn.Module, x: Tensor, mode: Mode
+) -> bool:
+    """Return whether further examples change the outputs of the others or the buffers.
+
+    `net` is the module with the same numbers. A network that takes batches of one size only counts
+    as one that couples.
+    """
+    try:
+        if mode == "train" and _draws_for_the_batch(net, x):
+            return True
+    except Exception:
+        return True
+    for dtype, tolerance in ((torch.float64, STRICT), (x.dtype, LOOSE)):
+        try:
+            pairs = list(_outputs(model, params, buffers, x, mode, dtype))
+        except Exception:  # some networks compute in one type only
+            continue
+        return not all(_is_alike(few, more, tolerance) for few, more in pairs)
+    return True
+
+
+def _draws_for_the_batch(net: nn.Module, x: Tensor) -> bool:
+    """Return whether the network draws numbers that do not belong to single examples."""
+    net.train()
+    with keyed(net, torch.tensor(0, device=x.device)) as draws:
+        net(x.clone())
+    return any(not shape or shape[0] % len(x) for shape in draws.shapes)
+
+
+def _outputs(
+    model: Model, params: Tensors, buffers: Tensors, x: Tensor, mode: Mode, dtype: torch.dtype
+) -> Iterator[tuple[Output, Output]]:
+    """Yield what the network computes of a few examples, alone and followed by others."""
+    model = model.on(x.device, dtype)
+    params, buffers = to(params, x.device, dtype), to(buffers, x.device, dtype)
+    few, others = x[len(x) // 2 :], x[: len(x) // 2]
+    if x.is_floating_point():
+        few, others = few.to(dtype), others.to(dtype)
+        others = torch.cat([others, FAR * few, -FAR * few])
+    more = torch.cat([few, others])
+    for number in range(KEYS if mode == "train" else 1):
+        key = torch.tensor(number, device=x.device)
+        alone = model(params, buffers, few, mode=mode, key=key)
+        yield alone, model(params, buffers, more, mode=mode, key=key)
+
+
+def _is_alike(few: Output, more: Output, tolerance: float) -> bool:
+    return is_close(few.logits, more.logits[: len(few.logits)], tolerance) and all(
+        is_close(buffer, more.buffers[name], tolerance) for name, buffer in few.buffers.items()
+    )
