@@ -74,10 +74,9 @@ def test_tied_weights_are_one_tensor_in_messages_and_two_names_in_the_state_dict
     state = result.state_dict()
     assert torch.equal(state["embed.weight"], state["out.weight"])
     net.load_state_dict(state)
-    again = simulate(model=net, clients=pairs, test=pairs[0], method=LOCAL)
-    from_state = simulate(
-        model=seeded(TiedLanguage), clients=pairs, test=pairs[0], method=LOCAL, initial=state
-    )
+    how: dict[str, Any] = {"clients": pairs, "test": pairs[0], "method": LOCAL, "engine": "serial"}
+    again = simulate(model=net, **how)
+    from_state = simulate(model=seeded(TiedLanguage), initial=state, **how)
     assert all(
         torch.equal(tensor, from_state.params[name]) for name, tensor in again.params.items()
     )
@@ -661,7 +660,9 @@ def test_a_class_and_any_other_callable_that_builds_a_network_is_called_under_th
         type("Maker", (), {"__call__": lambda self: Broken()})(),
     ]
     ends = [
-        simulate(model=form, clients=pairs, test=pairs[0], method=LOCAL, seed=3).params
+        simulate(
+            model=form, clients=pairs, test=pairs[0], method=LOCAL, seed=3, engine="serial"
+        ).params
         for form in forms
     ]
     assert all(torch.equal(end["out.weight"], ends[0]["out.weight"]) for end in ends)
@@ -731,8 +732,9 @@ def test_a_wrong_choice_of_output_is_an_error_about_the_output(output: Any) -> N
 def test_a_compiled_module_is_taken_for_the_module_inside_it() -> None:
     net = seeded(lambda: nn.Linear(5, 3)).double()
     wrapped = torch.compile(net)
-    found = simulate(model=wrapped, clients=vectors(), test=vectors()[0], method=LOCAL)
-    expected = simulate(model=net, clients=vectors(), test=vectors()[0], method=LOCAL)
+    how: dict[str, Any] = {"clients": vectors(), "test": vectors()[0], "method": LOCAL}
+    found = simulate(model=wrapped, engine="serial", **how)
+    expected = simulate(model=net, engine="serial", **how)
     assert torch.equal(found.params["_orig_mod.weight"], expected.params["weight"])
     assert isinstance(wrapped, nn.Module)
     wrapped.load_state_dict(found.state_dict())

@@ -13,7 +13,7 @@ from feddkd.api.result import Result
 from feddkd.data.examples import Examples, examples
 from feddkd.data.federation import assemble
 from feddkd.data.transforms import transform
-from feddkd.errors import InputError, line_of, unknown
+from feddkd.errors import InputError, choices, line_of, unknown
 from feddkd.method import Method
 from feddkd.methods import parse
 from feddkd.models.functional import Model, built, functional
@@ -221,6 +221,11 @@ def _dtype(given: torch.dtype | str | None, params: Tensors) -> torch.dtype:
     of_weights = next((tensor.dtype for tensor in params.values()), torch.float32)
     wanted = of_weights if given is None else given
     name = str(wanted).removeprefix("torch.")
+    if given is None and name not in DTYPES:
+        raise InputError(
+            f"the network's weights are {name}; a run computes in one of {choices(DTYPES)}:"
+            " choose with dtype=..."
+        )
     if name not in DTYPES:
         raise unknown(f"unknown dtype {name!r}", name, DTYPES)
     return DTYPES[name]

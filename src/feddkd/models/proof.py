@@ -102,7 +102,9 @@ class NetworkTrial:
         """Raise an InputError if the functional form's gradient is not the module's."""
         expected = self._expected_gradient()
         actual = self._actual_gradient() if expected else {}
-        slopes = [float(slope.abs().max()) for slope in expected.values() if slope.numel()]
+        slopes = [
+            float(slope.abs().nan_to_num().max()) for slope in expected.values() if slope.numel()
+        ]
         largest = max(slopes, default=0.0)
         for name in sorted(actual):
             if not is_close(expected[name], actual[name], least=1e-2 * largest):
