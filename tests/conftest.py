@@ -42,7 +42,7 @@ def feddkd(
 
     def call(*arguments: str) -> Done:
         monkeypatch.setattr(sys, "argv", ["feddkd", *arguments])
-        prepare._load.cache_clear()  # every command is a process of its own
+        prepare._load.cache_clear()  # a real command starts in a new process
         with pytest.raises(SystemExit) as caught:
             main()
         return Done(int(caught.value.code or 0), *capfd.readouterr())

@@ -1,4 +1,4 @@
-"""The house rules that a reader should be able to rely on."""
+"""The rules of the code that a reader can rely on."""
 
 import ast
 import re

@@ -1,6 +1,6 @@
-"""A method in a package of its own, examples/feddkd-median:
+"""A method in a separate package, examples/feddkd-median.
 
-installed beside ours it is listed, runs and passes its own tests.
+After installation it is listed, runs and passes its tests.
 """
 
 import json

@@ -1,5 +1,6 @@
-"""How large the page of many long runs is, how long it takes to write and to open: `make
-report-bench`.
+"""Measure the page of many long runs: its size, the time to write and to open it.
+
+`make report-bench` runs this script.
 
 90 runs of 660 rounds, made up (18 methods, 5 seeds, 20 clients), with everything recorded that can
 be. Opening is measured in browsers that are running already, from the address to the first chart,

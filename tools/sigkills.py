@@ -26,7 +26,7 @@ SEED = 0
 
 
 def start(method: str, engine: str, out: Path) -> int:
-    """A child that runs two seeds of a method, or goes on with them; returns its number."""
+    """Start a child that runs or continues two seeds of a method; return its process id."""
     child = os.fork()
     if child:
         return child
@@ -44,12 +44,12 @@ def start(method: str, engine: str, out: Path) -> int:
 def finish(method: str, engine: str, out: Path) -> dict[str, bytes]:
     _, status = os.waitpid(start(method, engine, out), 0)
     if status:
-        sys.exit(f"{method} on {engine} did not go on (seed {SEED}); what it left is in {out}")
+        sys.exit(f"{method} on {engine} did not continue (seed {SEED}); its files are in {out}")
     return content(out)
 
 
 def kill(method: str, engine: str, out: Path, after: float) -> bool:
-    """Whether it was still at work."""
+    """Kill a run after some seconds; return whether it was still running."""
     child = start(method, engine, out)
     time.sleep(after)
     os.kill(child, signal.SIGKILL)

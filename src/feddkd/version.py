@@ -1,3 +1,3 @@
-"""The version, in a file of its own so that the build can read it without importing torch."""
+"""The version. The build reads this file, so it imports no torch."""
 
 __version__ = "0.1.0"

@@ -1,7 +1,7 @@
 """Whatever a user hands in is used or refused: one clear line, exit status 2, nothing half-written.
 
 What one reader refuses is tested beside it (test_formats.py, test_spelling.py, test_experiment.py,
-...); here it comes in by the front door.
+...); this file reads it as a user does.
 """
 
 import json
@@ -102,7 +102,7 @@ def test_damaged_arrays(feddkd: Feddkd, damage: Callable[[bytes], bytes]) -> Non
 
 
 class Hostile:
-    """What, unpickled, makes a folder."""
+    """An object that makes a folder when it is unpickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return os.mkdir, ("pwned",)

@@ -1,4 +1,4 @@
-"""Which examples a client reads, when."""
+"""Tests of mini-batches: the examples that a client reads, and their order."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Who holds which example."""
+"""Tests of federations: every example belongs to one client or to the server."""
 
 from pathlib import Path
 

@@ -145,7 +145,7 @@ def test_runs_one_after_another_on_one_engine_are_what_each_is_alone(way: str) -
 def uploads(
     engine: type[Any], sizes: tuple[int, ...], cohorts: Sequence[tuple[int, ...]], **options: Any
 ) -> list[Any]:
-    """What cohorts gather that are asked one after another, all from the same start."""
+    """Return what is gathered from cohorts, one after another, each from the same start."""
     model, method = functional(network(False)), parse(MOMENTUM)
     state, memo = method.start(model, *model.initial(("init", 0)))
     host = engine(model, [world(0, sizes)], [memo], torch.float64, **options)
@@ -182,7 +182,7 @@ def test_a_round_that_is_longer_than_the_recorded_one_is_recorded_anew(
     assert (
         apart(uploads(Batched, sizes, alone, strategy=way), uploads(Serial, sizes, alone)) < 1e-12
     )
-    assert rows == [1, 8], "with room for longer ones to come"
+    assert rows == [1, 8], "there is room for longer ones"
 
 
 def test_only_where_steps_go_on_elsewhere_are_they_loaded(monkeypatch: pytest.MonkeyPatch) -> None:

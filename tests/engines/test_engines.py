@@ -113,7 +113,7 @@ def run(
 def oracle(
     text: str, norm: bool, seeds: tuple[int, ...] = (0,), sizes: tuple[int, ...] = SIZES
 ) -> tuple[list[Any], list[Row]]:
-    """What `serial` makes of it: once for all that are compared with it."""
+    """Return the result of `serial`, computed once for all comparisons."""
     return run(Serial, text, norm, seeds, sizes=sizes)
 
 
@@ -209,8 +209,9 @@ def distillations(
     place: str = "cpu",
     **options: Any,
 ) -> list[Any]:
-    """What the distillation steps of a round gather, step by step and run by run, with these
-    clients at each step.
+    """Return what the distillation steps of a round gather, by step and run.
+
+    The clients of each step are given.
     """
     model, method = (
         functional(network(norm)),
@@ -455,7 +456,7 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 
 @needs_cuda
-@pytest.mark.filterwarnings("ignore")  # compilers warn of their own affairs
+@pytest.mark.filterwarnings("ignore")  # compilers give warnings
 @pytest.mark.parametrize("text", METHODS)
 @pytest.mark.parametrize("norm", [False, True], ids=["no batch norm", "batch norm"])
 @pytest.mark.parametrize("way", ON_CUDA)
@@ -491,7 +492,7 @@ def test_several_seeds_on_cuda_are_the_seeds_one_by_one(way: str) -> None:
 
 
 @needs_cuda
-@pytest.mark.filterwarnings("ignore")  # compilers warn of their own affairs
+@pytest.mark.filterwarnings("ignore")  # compilers give warnings
 @pytest.mark.parametrize("norm", [False, True], ids=["no batch norm", "batch norm"])
 @pytest.mark.parametrize(
     "cohorts", [SILENT, ALIKE, UNLIKE], ids=["one falls silent", "equal cohorts", "unequal cohorts"]

@@ -108,7 +108,7 @@ def test_what_was_fused_leaves_nothing_of_its_parts_in_a_traced_graph() -> None:
     graph: Any = traced(fused(vmap(grad(loss))), w, x)
     graph.graph.eliminate_dead_code()
     kinds = Counter(str(node.target).split(".")[0:2][-1] for node in graph.graph.nodes)
-    assert kinds["convolve"] == 1, "forward; nobody asks for the images' gradient"
+    assert kinds["convolve"] == 1, "forward; the gradient of the images is not computed"
     assert kinds["to_weights"] == 1
     assert not kinds["convolution"]
     assert not kinds["max_pool2d_with_indices"]

@@ -127,7 +127,7 @@ two_workers = partial(Pool, workers=2)
 
 
 def processes() -> set[int]:
-    """Children of this process, whoever started them."""
+    """Return the ids of all child processes of this process."""
     return {
         int(pid)
         for task in Path("/proc/self/task").iterdir()
@@ -330,7 +330,7 @@ def test_steps_that_come_often_are_traced_which_changes_no_bit(
 
 
 def trace_from(steps: int, monkeypatch: pytest.MonkeyPatch, told: Path) -> None:
-    """Trace after so many steps, and make a file when that is tried: it is done by workers."""
+    """Trace after this number of steps; make a file at each try, since workers try it."""
 
     def noting(
         function: Callable[..., list[Tensor]], *example: Tensor
@@ -343,7 +343,7 @@ def trace_from(steps: int, monkeypatch: pytest.MonkeyPatch, told: Path) -> None:
 
 
 class Odd(nn.Module):
-    """A network that draws by itself, and may look at what it has computed."""
+    """A network that draws in forward and may branch on what it has computed."""
 
     def __init__(self, looks: bool) -> None:
         super().__init__()

@@ -110,8 +110,9 @@ def deployment() -> Iterator[Deployment]:
 
 
 def restart(deployment: Deployment) -> None:
-    """As systemd would: the SuperLink refuses a node that it still believes to be there, for about
-    a minute after a SIGKILL.
+    """Restart a node as systemd would.
+
+    For about a minute after a SIGKILL the SuperLink refuses it, as if it were still connected.
     """
     log, limit = deployment.processes.log("node1"), time.monotonic() + 150
     joined = log.read_text().count("SuperNode ID")
@@ -180,9 +181,9 @@ def test_a_superlink_that_is_gone_ends_the_run_and_the_server_resumes_with_anoth
 def test_a_server_that_is_killed_and_started_again_goes_on_with_the_nodes_that_waited(
     tmp_path: Path,
 ) -> None:
-    """As systemd would, by the commands for real machines.
+    """Nodes are restarted as systemd would, by the commands for real machines.
 
-    SCAFFOLD's clients still hold what they held.
+    SCAFFOLD's clients keep their memos.
     """
     changes = {**TWO, "method": f"scaffold({LOCAL}) | {DKD}", "rounds": 3}
     execute([Experiment(**changes)], out=tmp_path / "serial", engine="serial")
@@ -293,7 +294,7 @@ def test_a_server_that_resumes_finds_what_its_nodes_keep(tmp_path: Path) -> None
 
 @pytest.mark.federation
 def test_strangers_are_refused(deployment: Deployment, tmp_path: Path) -> None:
-    """A key that nobody registered; another authority's certificate; no TLS at all."""
+    """Try a key that is not registered, a certificate of another authority, and no TLS."""
     make_node(tmp_path / "stranger")
     make_server(tmp_path / "other", ["localhost"])
     address, known = f"127.0.0.1:{deployment.link.port}", deployment.folder / "node1"

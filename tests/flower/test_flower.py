@@ -151,7 +151,7 @@ def test_examples_of_a_nodes_own_count_as_those_of_the_partition(tmp_path: Path)
 
 # --- faults
 
-Spoil = Callable[[Message, Message], Message | None]  # (what was asked, reply) -> what arrives
+Spoil = Callable[[Message, Message], Message | None]  # (request, reply) -> the reply that arrives
 
 
 def with_content(reply: Message, content: bytes) -> Message:
@@ -462,8 +462,9 @@ def test_a_round_that_is_undone_and_played_again_counts_once(
 def test_who_fell_out_of_a_round_takes_part_when_the_next_is_played_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What it held in the round before is forgotten when the next begins: nobody may ask for it
-    when that begins again.
+    """A node drops its state of the round before when the next begins.
+
+    So the server cannot begin the round before again.
     """
     verdicts = iter([True, False])
     monkeypatch.setattr("feddkd.rounds.loop._good", lambda turns: [next(verdicts)])

@@ -1,6 +1,7 @@
-"""What the SuperLink lets in:
+"""Tests of the gateway in front of the SuperLink.
 
-nothing too large, nobody to its controls, and no node to what another sends or is sent.
+It refuses large requests, access to the control interface, and a node's access to the messages of
+another node.
 """
 
 import asyncio
@@ -161,7 +162,7 @@ def test_a_node_cannot_read_what_another_sends_or_is_sent(link: Superlink) -> No
         assert not b.client.PullMessages(PullMessagesRequest(node=other)).messages_list
         for number in parts:
             refused(b.client.PullObject, PullObjectRequest(node=own, run_id=run, object_id=number))
-        # who knows what was sent knows its name; nobody else does
+        # only the sender and the receiver know the content, and so its name
         guess = hashlib.sha256(b"a guess").hexdigest()
         assert not b.client.PullObject(
             PullObjectRequest(node=other, run_id=run, object_id=guess)

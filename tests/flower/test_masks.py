@@ -190,7 +190,7 @@ class Cohort:
         return reply.shares
 
     def secret(self, member: int, survivors: Sequence[int], name: str) -> bytes:
-        """What the server makes of the survivors' shares."""
+        """Return the secret that the server joins from the survivors' shares."""
         return shares.join(
             [bytes.fromhex(self.told(k, survivors, name)[member]) for k in survivors[:4]]
         )
@@ -220,8 +220,9 @@ def test_of_each_member_one_secret_is_told_its_seed_if_it_survived_or_else_its_k
 
 
 def test_the_key_of_a_client_that_fell_silent_opens_none_of_its_earlier_uploads() -> None:
-    """Its seed of the first exchange is told, and its key of the second; were the key that of the
-    round, both would be one's.
+    """The server learns the seed of one exchange and the key of another.
+
+    With one key for the whole round it would learn both of one exchange.
     """
     cohort = Cohort()
     first = {k: cohort.masked(k) for k in cohort.clients}

@@ -1,5 +1,6 @@
-"""Secure aggregation over Flower's Grid gives what plain exchanges give, whoever falls silent when,
-or nothing at all.
+"""Secure aggregation over Flower's Grid gives what plain exchanges give, or nothing.
+
+Nodes stop answering at each moment of an exchange.
 """
 
 import json
@@ -109,7 +110,7 @@ Spoil = Callable[[Message], Message | None]
 
 
 def spoiling(kind: str, part: int, time: int = 1, spoil: Spoil = lambda reply: None) -> Double:
-    """What one node answers to the n-th message of a kind is spoilt."""
+    """Damage the answer of one node to the n-th message of a kind."""
     heard: list[str] = []
 
     def tamper(own: int, asked: Message, reply: Message) -> Message | None:

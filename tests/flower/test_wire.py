@@ -1,4 +1,4 @@
-"""What comes over the wire is what was sent, or is refused."""
+"""Tests of the wire format: a receiver gets the tensors that were sent, or an error."""
 
 from contextlib import suppress
 

@@ -18,7 +18,7 @@ from feddkd.testing import check_method
 from small import clients, distance, network, run
 
 LOCAL = "epochs=1, batch_size=8"
-STILL = "epochs=1, batch_size=8, lr=1e-300"  # nobody moves, so what moves the model is noise
+STILL = "epochs=1, batch_size=8, lr=1e-300"  # no client moves, so only noise moves the model
 
 
 def norm(*groups: Tensors) -> float:

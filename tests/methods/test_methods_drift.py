@@ -209,7 +209,7 @@ def _one_round(
 def test_what_the_server_holds_is_the_mean_of_what_all_clients_hold(
     text: str, group: str, silent: set[int]
 ) -> None:
-    """Of c_k in SCAFFOLD and h_k in FedDyn, of active, idle and silent clients alike."""
+    """The law of c_k in SCAFFOLD and h_k in FedDyn, for active, idle and silent clients."""
     method = parse(text.format(LOCAL))
     engine, one = watched(method, rounds=4, cohort=2, silent={"local": silent})
     held = [engine.memos.get((0, k), engine.first_memos[0])[group] for k in range(3)]
@@ -271,8 +271,9 @@ def test_the_contrast_of_features_without_direction_is_finite_and_so_is_its_slop
 
 def test_moon_draws_features_to_the_global_model_and_away_from_the_previous_local_one() -> None:
     def lead(mu: float) -> float:
-        """How much nearer local features are to the global model's than to the previous local
-        one's, after a second round.
+        """Return how much nearer local features are to the global model's, after a second round.
+
+        They are compared with the distance from the previous local model's features.
         """
         engine, _ = watched(parse(f"moon(batch_size=8, lr=0.1, mu={mu})"), rounds=1, cohort=3)
         before = engine.memos[0, 2]["previous"]
@@ -428,7 +429,7 @@ def test_a_traced_function_keeps_inputs_apart_that_were_one_tensor_when_it_was_t
 
 
 @needs_cuda
-@pytest.mark.filterwarnings("ignore")  # compilers warn of their own affairs
+@pytest.mark.filterwarnings("ignore")  # compilers give warnings
 @pytest.mark.parametrize("text", ENGINE_TEXTS)
 @pytest.mark.parametrize("way", ON_CUDA)
 def test_every_strategy_on_cuda_agrees_with_serial_on_the_cpu(text: str, way: str) -> None:

@@ -416,7 +416,7 @@ def test_several_seeds_on_every_engine_are_serials(way: str, text: str, norm: bo
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.filterwarnings("ignore")  # compilers warn of their own affairs
+@pytest.mark.filterwarnings("ignore")  # compilers give warnings
 @pytest.mark.parametrize(("text", "norm"), EVERYWHERE, ids=NAMES)
 @pytest.mark.parametrize("strategy", ["vmap", "graph", "streams", "fused"])
 def test_several_seeds_on_cuda_are_serials_on_the_cpu(text: str, norm: bool, strategy: str) -> None:
@@ -446,7 +446,7 @@ def test_several_seeds_on_cuda_are_serials_on_the_cpu(text: str, norm: bool, str
 def test_servers_that_heard_from_different_numbers_of_clients_go_through_one_exchange(
     strategy: str, cohorts: list[tuple[int, ...]]
 ) -> None:
-    """As when clients fall silent in one of several runs: what is sent then has other shapes."""
+    """The shapes differ if clients of one run do not answer."""
     method, model = parse(f"fedgen(epochs=1, {GENERATOR})"), functional(network())
     state, memo = method.start(
         model, *model.split(network().state_dict()), World(("method", 0), 4, 3, 0, OUTPUTS)

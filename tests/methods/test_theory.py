@@ -29,8 +29,9 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 def distilled(
     method: Method, model: Model, teachers: list[Weights], start: Weights, data: list[Pair]
 ) -> Weights:
-    """What the J distillation exchanges of a method make of given teachers, without any local
-    training.
+    """Return the weights after the J distillation exchanges of a method, without local training.
+
+    The teachers are given.
     """
     engine = Serial(model, [federation(data)], [{}], torch.float64)
     engine.memos = {(0, k): {"model": teacher} for k, teacher in enumerate(teachers)}

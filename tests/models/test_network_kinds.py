@@ -670,7 +670,7 @@ def test_a_class_and_any_other_callable_that_builds_a_network_is_called_under_th
 
 def test_constants_may_be_complex() -> None:
     class Rotates(nn.Module):
-        """As rotary positions do."""
+        """A network with rotary positions."""
 
         turns: Tensor
 

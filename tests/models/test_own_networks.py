@@ -138,7 +138,7 @@ def test_the_rest_of_the_table(name: str, way: str, method: str) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.filterwarnings("ignore")  # compilers warn of their own affairs
+@pytest.mark.filterwarnings("ignore")  # compilers give warnings
 @pytest.mark.parametrize("way", ON_CUDA)
 @pytest.mark.parametrize("name", CASES)
 def test_a_users_network_computes_the_same_on_a_gpu(name: str, way: str) -> None:

@@ -53,7 +53,7 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture
 def page(chromium: Any, report: Path) -> Iterator[Any]:
-    """Opened anew, in light; whatever a test does with it, the console stays silent."""
+    """A page opened in the light theme; after the test its console has no message."""
     yield chromium.look().open(report)
     assert chromium.complaints == []
 
@@ -66,7 +66,7 @@ def seen(page: Any, selector: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def near(pixels: Any, colour: str, within: int = 24) -> int:
-    """How many pixels are of about that colour."""
+    """Return the number of pixels with about this colour."""
     wanted = np.array([int(colour[at : at + 2], 16) for at in (1, 3, 5)])
     return int((np.abs(pixels.astype(int) - wanted).max(-1) <= within).sum())
 
@@ -230,7 +230,7 @@ def test_on_paper_it_is_light_and_whole_and_the_screen_is_as_before(page: Any) -
     soon(page, "document.querySelector('#metric .main-svg').getBoundingClientRect().width > 900")
 
 
-# --- for everybody
+# --- keyboard, screen reader, print
 
 
 def test_everything_that_can_be_worked_has_a_name_and_can_be_reached_by_keyboard(page: Any) -> None:

@@ -1,7 +1,4 @@
-"""The page of a report, as it is written:
-
-what it says follows from the records, and it needs nothing else.
-"""
+"""Tests of a report's page: its content follows from the records, and it needs no other file."""
 
 import json
 import math

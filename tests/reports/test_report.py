@@ -1,7 +1,4 @@
-"""feddkd report, ls and compare on records at hand:
-
-tables in every form, figures for papers, the command line.
-"""
+"""Tests of feddkd report, ls and compare: tables in every format, figures, the command line."""
 
 import json
 import re

@@ -240,7 +240,7 @@ def test_with_fifteen_epochs_and_most_clients_both_forms_of_feddkd_lead_fedavg_i
 def test_distillation_costs_accuracy_in_cifars_first_rounds_and_gains_in_every_later_one(
     real: Paper, committed: Runs
 ) -> None:
-    """What findings.toml and the README say of it."""
+    """Findings.toml and the README give the numbers of the records."""
 
     def gains(file: str, having: str = "") -> list[dict[int, float]]:
         wanted = [

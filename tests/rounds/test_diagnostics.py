@@ -1,4 +1,4 @@
-"""What the theory speaks of, against plain PyTorch."""
+"""The quantities of the theory, against plain PyTorch."""
 
 import copy
 from typing import Any

@@ -58,7 +58,7 @@ AWAY = {True: "random(drop=0.1, late=0.1)", False: "random(drop=0.2, late=0.2)"}
 
 
 def world(seed: int, bad: Sequence[int] = ()) -> Federation:
-    """Five clients; those that are `bad` hold what nobody may hold."""
+    """Return five clients; the `bad` ones hold numbers that are not finite."""
     data = clients(SIZES, seed=seed)
     whole = [Examples(x / 0 if k in bad else x, y) for k, (x, y) in enumerate(data)]
     return assemble(whole, Examples(*data[0]), None, transform(""), Examples(*data[1]))
@@ -100,7 +100,7 @@ def play_on(
 
 
 def apart(one: Run, other: Run) -> float:
-    """How far two runs' states lie from each other."""
+    """Return the distance between the states of two runs."""
     assert set(one.state) == set(other.state)
     pairs = [
         (tensor, other.state[group][name])

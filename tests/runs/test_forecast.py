@@ -1,4 +1,4 @@
-"""What runs would take, said before they start."""
+"""Tests of the forecast of time, memory and bytes."""
 
 import json
 import sys

@@ -106,7 +106,7 @@ class Heard(list[tuple[Any, ...]]):
 
 
 def test_wandb_hears_config_rounds_and_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By its documented calls alone; the package itself is not a requirement of the tests."""
+    """Test against the documented calls alone; the package itself is not installed."""
     heard, module = Heard(), ModuleType("wandb")
     monkeypatch.setattr(module, "init", heard.init, raising=False)
     monkeypatch.setitem(sys.modules, "wandb", module)

@@ -1,4 +1,4 @@
-"""What a run leaves on disk, and the tables made of it."""
+"""Tests of the record of a run, and of tables made from records."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""A run that was cut short goes on to the same bits."""
+"""A stopped run continues to the same bits."""
 
 import errno
 import json
@@ -299,7 +299,7 @@ except Halted as halted:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the script leaves when nobody disturbs it."""
+    """The folder of the script's run without a stop."""
     out = tmp_path_factory.mktemp("whole")
     execute(pair(), out=out, engine="serial", every=OFTEN)
     return out

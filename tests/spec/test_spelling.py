@@ -1,4 +1,4 @@
-"""What is written down reads back as the same thing, and nonsense is refused in words."""
+"""A value's text reads back as the same value, and a wrong text is refused by name."""
 
 import contextlib
 import inspect
@@ -112,7 +112,7 @@ def test_defaults_written_out_or_left_out_are_the_same(kind: str, data: st.DataO
 
 @given(st.lists(calls(METHODS), min_size=1, max_size=4))
 def test_a_composed_method_is_spelled_by_its_parts(parts: list[tuple[str, dict[str, Any]]]) -> None:
-    parts = [("fedavg", {}), *parts]  # somebody has to train before dkd can teach
+    parts = [("fedavg", {}), *parts]  # dkd needs models that have been trained
     made = METHODS[parts[0][0]](**parts[0][1])
     for name, options in parts[1:]:
         try:

@@ -50,7 +50,7 @@ class Page:
     def look(
         self, *, dark: bool = False, width: int = 1200, height: int = 900, media: str = ""
     ) -> "Page":
-        """As on a screen of that size, by somebody who likes it dark or not."""
+        """Set the size of the screen, the colour scheme and the medium."""
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.driver.execute_cdp_cmd(
             "Emulation.setEmulatedMedia", {"media": media, "features": [scheme]}
@@ -79,7 +79,7 @@ class Page:
 
     @property
     def complaints(self) -> list[str]:
-        """What the console says: errors, and whatever the page's policy has kept from loading."""
+        """Return the console's messages: errors, and what the page's policy has blocked."""
         return [entry["message"] for entry in self.driver.get_log("browser")]  # type: ignore[no-untyped-call]
 
 

@@ -49,7 +49,7 @@ Tamper = Callable[[int, Message, Message], Message | None]
 
 
 def through(message: Message) -> Message:
-    """As it comes out at the other end of the wire."""
+    """Return a message as the receiver gets it."""
     contents = {name: item.deflate() for name, item in get_all_nested_objects(message).items()}
     number = message.object_id
     arrived = inflate_object_from_contents(number, contents)

@@ -174,7 +174,7 @@ class Mixer(nn.Module):
 
 
 class TiedAutoencoder(nn.Module):
-    """What the encoder's weight takes apart its transpose puts together."""
+    """A decoder that uses the transpose of the encoder's weight."""
 
     def __init__(self) -> None:
         super().__init__()

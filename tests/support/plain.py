@@ -146,7 +146,7 @@ def proximal_mean(mu: float) -> Extra:
 
 
 def fedmax_code(beta: float) -> Extra:
-    """As the published code has it: KLDivLoss with its default reduction, over all elements."""
+    """Return the term of the published code: KLDivLoss with its default reduction."""
 
     def extra(net: nn.Module, sent: nn.Module, features: Tensor) -> Tensor:
         uniform = torch.full_like(features, 1 / features.shape[1])
@@ -156,7 +156,7 @@ def fedmax_code(beta: float) -> Extra:
 
 
 def fedmax_paper(beta: float) -> Extra:
-    """As FedDKD's paper writes it: beta 1/B sum KL(a || U)."""
+    """Return the term of FedDKD's paper: beta 1/B sum KL(a || U)."""
 
     def extra(net: nn.Module, sent: nn.Module, features: Tensor) -> Tensor:
         log_uniform = torch.full_like(features, 1 / features.shape[1]).log()

@@ -22,7 +22,7 @@ def numbers(net: nn.Module) -> Numbers:
 
 
 def features(net: nn.Module, x: Tensor) -> Tensor:
-    """What goes into the last layer of a net that is a sequence, in evaluation mode."""
+    """Return the input of the last layer of a sequential net, in evaluation mode."""
     assert isinstance(net, nn.Sequential)
     with torch.no_grad():
         return copy.deepcopy(net).eval()[:-1](x)  # type: ignore[no-any-return]

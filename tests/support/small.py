@@ -17,7 +17,7 @@ Pair = tuple[Tensor, Tensor]
 def clients(
     sizes: Sequence[int] = (12, 20, 33), features: int = 5, classes: int = 3, seed: int = 0
 ) -> list[Pair]:
-    """Clients that differ: each draws its examples around a centre of its own."""
+    """Return clients that differ: each draws its examples around another centre."""
     draw = torch.Generator().manual_seed(seed)
     return [
         (

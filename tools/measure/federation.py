@@ -1,5 +1,6 @@
-"""A federation of eight nodes on EMNIST letters, one of them killed for good and one killed and
-restarted along the way, beside the simulator with the same clients missing.
+"""Compare a federation of eight nodes on EMNIST letters with the simulator.
+
+One node is killed for good, one is killed and restarted; in the simulator the same clients miss.
 
 Which clients were missing is read from the federation's record and given to the simulator as a
 trace. Writes docs/federation.json, and a page and a picture made of it: docs/federation.md,
@@ -126,7 +127,7 @@ def federate(
 
 
 def missing(rows: Sequence[Row]) -> list[Absence]:
-    """Who was asked in vain, round by round."""
+    """Return the clients that did not answer, by round."""
     return [
         Absence(row["round"], client, phase, step, event)
         for row in rows
@@ -153,7 +154,7 @@ def simulate(
 
 
 def digest(kept: dict[str, Any]) -> str:
-    """Of what the picture shows."""
+    """Return a digest of the content of the picture."""
     return hashlib.sha256(
         json.dumps([kept["federation"], kept["simulator"], kept["blows"]]).encode()
     ).hexdigest()

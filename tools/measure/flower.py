@@ -1,5 +1,4 @@
-"""What a federation on loopback costs: seconds an exchange and a round, to come up and to go, and
-bytes on the wire.
+"""Measure a federation on loopback: seconds of an exchange, a round, the start and the end; bytes.
 
 Beside it plain Flower FedAvg on plain SuperNodes, on the same machine in the same run. Writes
 docs/flower-table.json and a page made of it, docs/flower-table.md. Nobody else should be using the
@@ -83,7 +82,7 @@ class Counting:
         self._ready = threading.Event()
 
     def way(self, port: int) -> int:
-        """Where nodes find the SuperLink of this port from now on."""
+        """Return the port at which nodes find the SuperLink from now on."""
         own = free_port()
         threading.Thread(target=lambda: asyncio.run(self._serve(own, port)), daemon=True).start()
         self._ready.wait(10)
@@ -114,7 +113,7 @@ class Counting:
 def measure(
     nodes: int, rounds: int, steps: int, counting: Counting | None = None
 ) -> dict[str, Any]:
-    """Rounds of FedDKD on so many nodes, each one client with its share of the digits."""
+    """Run FedDKD on a number of nodes; each is one client with a part of the digits."""
     method, model = METHOD.format(steps=steps), f"mlp(hidden='{HIDDEN}')"
     experiment = Experiment(
         method=method, clients=nodes, rounds=rounds, partition="iid()", model=model

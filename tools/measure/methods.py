@@ -35,7 +35,7 @@ JOB: dict[str, Any] = {
 SEEDS = 5
 LOCAL = {"epochs": 5, "batch_size": 32, "lr": 0.1}  # of every method that trains locally
 DKD = "dkd(steps=10, batch_size=32, lr=0.2)"
-FIRST = "fedavg"  # goes before a method that cannot stand by itself
+FIRST = "fedavg"  # goes before a method that needs another one before it
 # What else a method needs to make sense on so small a job, after a trial or two on one seed: name
 # -> options. All others are its own defaults.
 SERVER = {"server_steps": 100, "server_batch_size": 64}
@@ -95,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def fingerprint() -> str:
-    """Of the package's code: numbers that other code gave are not taken over."""
+    """Return a digest of the package's code; numbers of other code are not reused."""
     assert feddkd.__file__ is not None
     files = sorted(Path(feddkd.__file__).parent.rglob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
@@ -124,7 +124,7 @@ def line(name: str, job: Mapping[str, Any], seeds: int, runs: Path) -> Line:
 
 
 def play(method: str, job: Mapping[str, Any], seeds: int, runs: Path) -> list[dict[str, Any]]:
-    """What the runs of a method gave; those that are not there yet run together."""
+    """Return the results of a method's runs; missing runs are run together."""
     experiments = [Experiment(method=method, seed=seed, **job) for seed in range(seeds)]
     missing = [
         one for one in experiments if not (runs / folder_name(one) / "summary.json").exists()
@@ -139,7 +139,7 @@ def play(method: str, job: Mapping[str, Any], seeds: int, runs: Path) -> list[di
 
 
 def facts(record: Record) -> dict[str, Any]:
-    """What the table tells of a run."""
+    """Return the numbers of a run that the table shows."""
     last = record.history[-1]
     return {
         "seed": record.experiment.seed,

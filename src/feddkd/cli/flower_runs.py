@@ -57,7 +57,7 @@ class FederationOptions:
 
     @property
     def how(self) -> How:
-        """How experiments are run."""
+        """Return how experiments are run: their data, checkpoints and whether they start anew."""
         return How(data=self.data, every=Every(self.every_rounds), fresh=self.fresh)
 
     def engine(self, join: float) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a client computes in an exchange: steps through its batches, or the gradient of a loss."""
+"""The client's half of an exchange: steps through its batches, or the gradient of a loss."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

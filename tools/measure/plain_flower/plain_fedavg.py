@@ -17,7 +17,7 @@ from flwr.serverapp.strategy import FedAvg
 from torch import nn
 
 client = ClientApp()
-server = ServerApp()  # on a line of its own: Flower looks for the name in the text
+server = ServerApp()  # on a separate line, because Flower looks for the name in the text
 
 
 def network(hidden: int) -> nn.Module:

@@ -1,4 +1,4 @@
-"""How files from outside are found and read with checks.
+"""Find files from outside and read them with checks.
 
 Such a file may be cut short, the wrong file, or hostile. So a reader checks the content against
 the expected shapes and values, runs nothing and writes nothing. Every error in a reader becomes
