@@ -7,7 +7,6 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import torch
-from torch import Tensor
 
 from feddkd.data.federation import Federation, together
 from feddkd.engines.interface import Engine, EngineFactory
@@ -24,6 +23,7 @@ from feddkd.rounds.loop import PATIENT, Row, Run, cohort_size, play
 from feddkd.rounds.metrics import DEFAULT, Metric
 from feddkd.rounds.privacy import ledger
 from feddkd.tensors import Groups, Tensors, to
+from feddkd.trees import Tree, first_tensor, take, tensors_of
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -242,6 +242,7 @@ def begin(job: Job, device: torch.device) -> Begun:
     for index, (start, federation) in enumerate(zip(job.starts, federations, strict=True)):
         params, buffers = (to(group, device, job.dtype) for group in (start.params, start.buffers))
         if index == 0:
+            federation.transform.check(federation.x)
             tried = federation.transform(_few(federation.x), job.dtype)
             model = prove(model, params, buffers, tried)
         outputs = _check_fit(model, params, buffers, federation, job.dtype)
@@ -263,13 +264,17 @@ def begin(job: Job, device: torch.device) -> Begun:
     return Begun(model, federations, runs, memos, outputs)
 
 
-def _few(x: Tensor) -> Tensor:
+def _few(x: Tree) -> Tree:
     """Return a few examples to try a network on. Of tokens these contain the smallest and the
     largest, which the network may not know.
     """
-    if x.dtype != torch.int64:
-        return x[:FEW]
-    return x[[int(x.amin(1).argmin()), int(x.amax(1).argmax()), *range(min(FEW - 2, len(x)))]]
+    extremes: list[int] = []
+    for tensor in tensors_of(x):
+        if tensor.dtype == torch.int64:
+            rows = tensor.flatten(1) if tensor.dim() > 1 else tensor[:, None]
+            extremes += [int(rows.amin(1).argmin()), int(rows.amax(1).argmax())]
+    count = min(max(FEW - len(extremes), 1), len(first_tensor(x)))
+    return take(x, [*extremes, *range(count)] if extremes else slice(FEW))
 
 
 def _check_fit(
@@ -278,9 +283,11 @@ def _check_fit(
     """Return the number of logits that the network returns for an example; raise InputError if they
     are fewer than the labels. Only a call of the network shows the number.
     """
-    x = federation.transform(federation.x[:FEW], dtype)
+    x = federation.transform(take(federation.x, slice(FEW)), dtype)
     with torch.no_grad():
-        logits = model(params, buffers, x, mode="eval", key=torch.tensor(0, device=x.device)).logits
+        logits = model(
+            params, buffers, x, mode="eval", key=torch.tensor(0, device=federation.device)
+        ).logits
     if logits.shape[1] < federation.classes:
         raise InputError(
             f"labels go up to {federation.classes - 1}, so an example needs {federation.classes}"

@@ -6,6 +6,7 @@ No other module decides which example belongs to whom.
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +18,16 @@ from feddkd.data.partitions.registry import Partition, Split, Table
 from feddkd.data.transforms import Transform
 from feddkd.errors import InputError
 from feddkd.randomness import Key, generator
+from feddkd.trees import (
+    Tree,
+    are_equal,
+    cat,
+    first_tensor,
+    kind_in_words,
+    kind_of,
+    map_tensors,
+    take,
+)
 
 # the number of the server in an evaluation, in which it answers like a client that holds the
 # validation and test sets
@@ -30,8 +41,8 @@ class Federation:
     The examples have the type that they have on disk: pixels are uint8.
     """
 
-    x: Tensor
-    y: Tensor
+    x: Tree
+    y: Tree
     classes: int
     transform: Transform
     train: tuple[Indices, ...]
@@ -45,9 +56,14 @@ class Federation:
     own_validation: tuple[Indices, ...] | None = None
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of one example as a network sees it."""
-        return tuple(self.transform(self.x[:1], torch.float32).shape[1:])
+    def device(self) -> torch.device:
+        return first_tensor(self.x).device
+
+    @property
+    def shape(self) -> Any:
+        """The shape of one example as a network sees it; a tree of shapes for several tensors."""
+        seen = self.transform(take(self.x, slice(1)), torch.float32)
+        return map_tensors(lambda tensor: tuple(tensor.shape[1:]), seen)
 
     @cached_property
     def sizes(self) -> list[int]:
@@ -94,7 +110,10 @@ class Federation:
         return common if client == SERVER or by_client is None else by_client[client]
 
     def to(self, device: torch.device) -> "Federation":
-        return replace(self, x=self.x.to(device), y=self.y.to(device))
+        def moved(tensor: Tensor) -> Tensor:
+            return tensor.to(device)
+
+        return replace(self, x=map_tensors(moved, self.x), y=map_tensors(moved, self.y))
 
 
 def divide(
@@ -135,8 +154,8 @@ def divide(
         split = replace(drawn, train=tuple(kept[indices] for indices in drawn.train))
     offset = len(data.train)
     federation = Federation(
-        x=torch.cat([data.train.x, data.test.x]),
-        y=torch.cat([data.train.y, data.test.y]),
+        x=cat([data.train.x, data.test.x]),
+        y=cat([data.train.y, data.test.y]),
         classes=data.classes,
         transform=transform,
         train=split.train,
@@ -192,12 +211,7 @@ def _in_shares(kinds: Indices, validation: Indices, wanted: Indices, client: int
 def together(federations: Sequence[Federation]) -> list[Federation]:
     """Return the federations with one copy of their examples, if all have the same examples."""
     first = federations[0]
-    same = all(
-        other.x.shape == first.x.shape
-        and torch.equal(other.x, first.x)
-        and torch.equal(other.y, first.y)
-        for other in federations
-    )
+    same = all(are_equal(other.x, first.x) and are_equal(other.y, first.y) for other in federations)
     if not same:
         return list(federations)
     return [replace(other, x=first.x, y=first.y) for other in federations]
@@ -257,9 +271,9 @@ def assemble(
     _check_alike(parts)
     ends = np.cumsum([len(part) for part in parts])
     ranges = [np.arange(end - len(part), end) for part, end in zip(parts, ends, strict=True)]
-    y = torch.cat([part.y for part in parts])
+    y = cat([part.y for part in parts])
     return Federation(
-        x=torch.cat([part.x for part in parts]),
+        x=cat([part.x for part in parts]),
         y=y,
         classes=int(y.max()) + 1,
         transform=transform,
@@ -277,9 +291,13 @@ def _check_alike(parts: Sequence[Examples]) -> None:
             raise InputError(
                 "every client and the test set must hold at least one example; one of them is empty"
             )
-        if part.x.shape[1:] != parts[0].x.shape[1:] or part.x.dtype != parts[0].x.dtype:
+        if kind_of(part.x) != kind_of(parts[0].x):
             raise InputError(
                 "all examples must have one shape and type; some are"
-                f" {tuple(parts[0].x.shape[1:])} {parts[0].x.dtype}, others"
-                f" {tuple(part.x.shape[1:])} {part.x.dtype}"
+                f" {kind_in_words(parts[0].x)}, others {kind_in_words(part.x)}"
+            )
+        if kind_of(part.y) != kind_of(parts[0].y):
+            raise InputError(
+                "all targets must have one shape and type; some are"
+                f" {kind_in_words(parts[0].y)}, others {kind_in_words(part.y)}"
             )

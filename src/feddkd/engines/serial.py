@@ -56,7 +56,7 @@ class Serial(LocalEngine):
         federation = self.federations[order.run]
         given = (self.model, phase, order.sent, memo, federation, client, key, self.dtype)
         try:
-            with seeded(key, federation.x.device):
+            with seeded(key, federation.device):
                 return answer(*given, self._fold_runner, which)
         except InputError:
             raise

@@ -44,6 +44,7 @@ from feddkd.flower.wire import FIRST, MOST, NOTHING, WireError, check, pack, unp
 from feddkd.method import Exchange
 from feddkd.models.functional import Model
 from feddkd.tensors import Groups, stack
+from feddkd.trees import first_tensor
 
 log = logging.getLogger(__name__)
 
@@ -183,7 +184,7 @@ class Flower:
     @property
     def _federation_facts(self) -> FederationFacts:
         federation = self.federations[0]
-        shape = tuple(federation.x.shape[1:])
+        shape = tuple(first_tensor(federation.x).shape[1:])
         return FederationFacts(shape, federation.classes, federation.transform.scale)
 
     def _upload(self, exchange: Exchange, client: int, message: Message, pattern: Groups) -> Groups:
@@ -209,7 +210,7 @@ class Flower:
         clients = tuple(client for client in order.cohort if client in uploads)
         if not clients:
             return Reply((), {})
-        device = self.federations[0].x.device
+        device = self.federations[0].device
         stacked: dict[str, dict[str, torch.Tensor]] = {}
         for group in uploads[clients[0]]:
             tensors = stack([uploads[client][group] for client in clients])
@@ -227,7 +228,7 @@ class Flower:
         small = replace(federation, train=(four,), own_test=None, validation=four, test=four)
         phase = replace(exchange.phase, reads=replace(exchange.phase.reads, steps=1))
         key = ("pattern", 1, 0, 1, 0)
-        with seeded(key, federation.x.device):
+        with seeded(key, federation.device):
             upload, memo = answer(
                 self.model, phase, order.sent, self._memo, small, 0, key, self.dtype
             )

@@ -132,7 +132,7 @@ def _plain(value: Any) -> Any:
 class FederationFacts(WireMessage):
     """The facts that a node with its own examples must know about the federation's data."""
 
-    shape: tuple[int, ...]  # of one example
+    shape: tuple[int, ...]  # of one example; of its first tensor if it has several
     classes: int
     scale: float  # the largest value of a stored pixel
 

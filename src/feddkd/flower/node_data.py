@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from feddkd.data.batches import Indices
 from feddkd.data.examples import Examples, examples
@@ -17,6 +16,7 @@ from feddkd.experiment import Experiment
 from feddkd.flower.messages import FederationFacts
 from feddkd.flower.wire import WireError
 from feddkd.runs.prepare import prepare
+from feddkd.trees import cat, first_tensor
 
 # Flower's context -> (x, y) or (x, y, x_test, y_test): a client's own examples
 Load = Callable[[Any], Any]
@@ -66,8 +66,8 @@ class NodeConfig:
             return tuple(indices if k in clients else none for k in range(experiment.clients))
 
         return Federation(
-            x=torch.cat([part.x for part in parts]),
-            y=torch.cat([part.y for part in parts]),
+            x=cat([part.x for part in parts]),
+            y=cat([part.y for part in parts]),
             classes=facts.classes,
             transform=transform(experiment.transform_text, facts.scale),
             train=only_here(np.arange(cut)),
@@ -78,7 +78,7 @@ class NodeConfig:
 
 
 def _check_facts(part: Examples, facts: FederationFacts) -> None:
-    shape = tuple(part.x.shape[1:])
+    shape = tuple(first_tensor(part.x).shape[1:])
     if shape != facts.shape:
         raise InputError(
             f"the examples of this node have shape {shape}; the federation's have {facts.shape}"

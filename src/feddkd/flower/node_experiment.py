@@ -66,7 +66,7 @@ class NodeExperiment:
         if not len(self.federation.indices(phase.reads.source, client)):
             raise InputError(f"client {client} has no {phase.reads.source} examples")
         dtype = DTYPES[self.experiment.dtype]
-        with seeded(key, self.federation.x.device):
+        with seeded(key, self.federation.device):
             return answer(self.model, phase, sent, memo, self.federation, client, key, dtype)
 
     def masked(
@@ -92,7 +92,7 @@ def _open(config: NodeConfig, experiment_text: str, facts_text: str) -> NodeExpe
     model = network(experiment, federation.shape, facts.classes)
     start = Start(experiment.seed, federation, *model.start())
     job = Job(model, experiment.parsed_method, [start], dtype=DTYPES[experiment.dtype])
-    begun = begin(job, federation.x.device)
+    begun = begin(job, federation.device)
     return NodeExperiment(experiment, begun.model, federation, begun.memos[0], begun.outputs)
 
 

@@ -113,7 +113,7 @@ def _look_up(batch_size: int) -> Teach:
     def teach(model: Model, sent: Groups, step: Tensor, batch: Batch) -> Tensor:
         table = sent["predictions"]["logits"]
         first = step % math.ceil(len(table) / batch_size) * batch_size
-        rows = first + torch.arange(len(batch.y), device=table.device)
+        rows = first + torch.arange(len(batch.share), device=table.device)
         return table[rows.clamp(max=len(table) - 1)]  # rows past the end are padding, of share 0
 
     return teach

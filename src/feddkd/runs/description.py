@@ -15,6 +15,7 @@ from feddkd.models.state_dicts import tensors_digest
 from feddkd.rounds.metrics import DEFAULT
 from feddkd.runs.prepare import Prepared
 from feddkd.simulation import Job
+from feddkd.trees import named_tensors_of
 
 AVERAGE = "the same, before DKD (plain average)"
 
@@ -68,7 +69,7 @@ def describe_job(job: Job, built: bool, target: float | None) -> RunDescription:
     method = _text_of(job)
     weights = tensors_digest({**start.params, **start.buffers})
     federation = start.federation
-    data = tensors_digest({"x": federation.x, "y": federation.y})
+    data = tensors_digest(named_tensors_of("x", federation.x) | named_tensors_of("y", federation.y))
     partition = _partition_digest(federation)
     canonical = {
         "method": job.method.canonical,

@@ -122,9 +122,9 @@ def _distil_round(
         }
         batches = _batches(exchange, lanes, store, dtype, shape)
         weight = torch.tensor(weights, dtype=dtype).reshape(shape)
-        blocks.append(DistilBlock(memo, batches, weight.to(store.x.device, non_blocking=True)))
+        blocks.append(DistilBlock(memo, batches, weight.to(store.device, non_blocking=True)))
     block_shapes = tuple(
-        (*shapes(block.memo), *(tuple(t.shape) for t in (*block.batches, block.weight)))
+        (*shapes(block.memo), *(tuple(t.shape) for t in (*block.batches.tensors, block.weight)))
         for block in blocks
     )
     return DistilRound([run.order for run in runs], clients, blocks, block_shapes)
@@ -134,10 +134,10 @@ def _batches(
     exchange: Exchange, lanes: list[Lane], store: Store, dtype: torch.dtype, shape: tuple[int, int]
 ) -> Batch:
     """Return the batches of all steps, read at once: (steps, runs, clients, ...)."""
-    table = BatchTable.of(lanes, dtype, store.x.device)
+    table = BatchTable.of(lanes, dtype, store.device)
     indices, share, keys = (t.flatten(0, 1) for t in (table.indices, table.share, table.keys))
     read = store.read(indices, share, keys, dtype, exchange.phase.reads.random)
-    return Batch(*(tensor.reshape(len(table.sizes), *shape, *tensor.shape[1:]) for tensor in read))
+    return read.mapped(lambda t: t.reshape(len(table.sizes), *shape, *t.shape[1:]))
 
 
 def _weights(exchange: Exchange, order: Order, store: Store) -> list[float]:

@@ -62,7 +62,7 @@ class Batched(LocalEngine):
         if self.precision == "bf16":
             self.model = self.model.computing_in(torch.bfloat16)
         self.store = Store.of(self.federations)
-        self.device = self.store.x.device
+        self.device = self.store.device
         self.chooser = StrategyChooser(self.strategy, self.device)
         self.planner = Planner(self.device, self.memory)
         self.gradients = Gradients(self.model, self.store, self.dtype, self.chooser)

@@ -153,7 +153,7 @@ class Gradients:
             for step in range(exchange.steps):
                 run_step(name, step)
 
-        runs, clients, size = round.blocks[-1].batches.y.shape[1:]
+        runs, clients, size = round.blocks[-1].batches.share.shape[1:]
         kind = f"{exchange.phase.name}, {runs} x {clients} clients of {size}"
         names = () if kind in self.chooser.chosen else self._names(runs)
         name = self.chooser.choose(kind, names, trial, steps_per_trial=exchange.steps)
@@ -185,7 +185,7 @@ class Gradients:
         key = ProgramKey(name, client, _is_mean(exchange), round.shapes + tuple(map(shapes, sents)))
         if name in GRAPHS:
             return self._recorded_round(key, round, sents).gradients(round, sents, step)
-        sent, number = stacked(list(sents)), torch.full((1,), step, device=self.store.x.device)
+        sent, number = stacked(list(sents)), torch.full((1,), step, device=self.store.device)
         functions = self._traced.get(key) or self._functions(key, len(sents))
         if key not in self._traced and name == "traced":
             traced_targets = trimmed(functions.targets, round.blocks)
