@@ -13,6 +13,7 @@ from torch import Tensor
 
 from feddkd.data.batches import Indices, Source
 from feddkd.data.examples import Data, Examples
+from feddkd.data.index_lists import IndexLists
 from feddkd.data.partitions.registry import Partition, Split, Table
 from feddkd.data.transforms import Transform
 from feddkd.errors import InputError
@@ -34,15 +35,15 @@ class Federation:
     y: Tensor
     classes: int
     transform: Transform
-    train: tuple[Indices, ...]
+    train: Sequence[Indices]
     # each client's own test examples; None: clients are tested on all of `test`
-    own_test: tuple[Indices, ...] | None
+    own_test: Sequence[Indices] | None
     validation: Indices
     test: Indices
     # held by the server; every client may read them
     public: Indices = field(default_factory=lambda: np.arange(0))
     # for each client, the part of `validation` that is like its own_test
-    own_validation: tuple[Indices, ...] | None = None
+    own_validation: Sequence[Indices] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -51,12 +52,14 @@ class Federation:
 
     @cached_property
     def sizes(self) -> list[int]:
-        return [len(indices) for indices in self.train]
+        """The number of training examples of each client."""
+        sizes: list[int] = IndexLists.of(self.train).sizes.tolist()
+        return sizes
 
     @cached_property
     def pooled(self) -> Indices:
         """The positions of all clients' training examples, client after client."""
-        return np.concatenate(self.train)
+        return IndexLists.of(self.train).values
 
     @property
     def parts(self) -> list[Indices]:
@@ -66,8 +69,7 @@ class Federation:
     @property
     def held(self) -> Indices:
         """The number of training examples by client and class, of shape (clients, classes)."""
-        y = self.y.cpu().numpy()
-        return np.stack([np.bincount(y[indices], minlength=self.classes) for indices in self.train])
+        return IndexLists.of(self.train).counts(self.y.cpu().numpy(), self.classes)
 
     def counts(self, source: Source) -> list[int]:
         """Return the number of examples that each client has of a source."""
@@ -118,7 +120,7 @@ def divide(
     labels = data.train.y.numpy()
     if partition.fixed:
         split = partition(_table(data, np.arange(len(labels))), clients, key)
-        taken = np.concatenate(split.train)
+        taken = IndexLists.of(split.train).values
         held_out, _ = stratified(labels, validation, 0.0, key, taken=taken)
         common, _ = stratified(
             labels, public, 0.0, ("public", *key), taken=np.concatenate([taken, held_out])
@@ -132,15 +134,17 @@ def divide(
             first, rest = stratified(labels[kept], public, 1.0 - public, ("public", *key))
             common, kept = kept[first], kept[rest]
         drawn = partition(_table(data, kept), clients, ("partition", *key))
-        split = replace(drawn, train=tuple(kept[indices] for indices in drawn.train))
+        train = IndexLists.of(drawn.train)
+        split = replace(drawn, train=train.replaced(kept[train.values]))
     offset = len(data.train)
+    tests = None if split.test is None else IndexLists.of(split.test)
     federation = Federation(
         x=torch.cat([data.train.x, data.test.x]),
         y=torch.cat([data.train.y, data.test.y]),
         classes=data.classes,
         transform=transform,
         train=split.train,
-        own_test=None if split.test is None else tuple(indices + offset for indices in split.test),
+        own_test=None if tests is None else tests.replaced(tests.values + offset),
         validation=held_out,
         test=np.arange(len(data.test)) + offset,
         public=common,
@@ -263,7 +267,7 @@ def assemble(
         y=y,
         classes=int(y.max()) + 1,
         transform=transform,
-        train=tuple(ranges[: len(clients)]),
+        train=IndexLists.of(ranges[: len(clients)]),
         own_test=None,
         validation=ranges[len(clients) + 1] if validation is not None else np.arange(0),
         test=ranges[len(clients)],

@@ -10,9 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-
 from feddkd.data.batches import Indices
+from feddkd.data.index_lists import IndexLists
 from feddkd.data.partitions.pools import Lists
 from feddkd.data.partitions.split import Split as Split
 from feddkd.errors import InputError
@@ -66,7 +65,7 @@ class Partition(Spelled):
             self.canonical,
         )
 
-    def _checked(self, kind: str, lists: Lists, clients: int, count: int) -> tuple[Indices, ...]:
+    def _checked(self, kind: str, lists: Lists, clients: int, count: int) -> IndexLists:
         """Return the lists, or raise an InputError: a plug-in or a file may be wrong.
 
         There must be one list for each client, no empty list, and no position out of range.
@@ -76,20 +75,19 @@ class Partition(Spelled):
                 f"partition {self} divides {kind} examples among {len(lists)} clients, not"
                 f" {clients}"
             )
-        for k, client in enumerate(lists):
-            if len(client) == 0 and self.elsewhere:
-                continue
-            if len(client) == 0:
-                raise InputError(
-                    f"partition {self} leaves client {k} of {clients} without {kind} examples: take"
-                    " fewer clients"
-                )
-            if np.min(client) < 0 or np.max(client) >= count:
-                raise InputError(
-                    f"partition {self} gives client {k} {kind} examples that do not exist; there"
-                    f" are {count}"
-                )
-        return tuple(np.asarray(client, np.int64) for client in lists)
+        held = IndexLists.of(lists)
+        if not held.sizes.all() and not self.elsewhere:
+            raise InputError(
+                f"partition {self} leaves client {held.sizes.argmin()} of {clients} without {kind}"
+                " examples: take fewer clients"
+            )
+        wrong = (held.values < 0) | (held.values >= count)
+        if wrong.any():
+            raise InputError(
+                f"partition {self} gives client {held.owners[wrong.argmax()]} {kind} examples that"
+                f" do not exist; there are {count}"
+            )
+        return held
 
 
 PARTITIONS: Registry[Partition] = Registry("partition", "feddkd.partitions")
@@ -97,4 +95,4 @@ PARTITIONS: Registry[Partition] = Registry("partition", "feddkd.partitions")
 
 def counts(split: Split, labels: Indices, classes: int) -> Indices:
     """Return the number of training examples by client and class, of shape (clients, classes)."""
-    return np.stack([np.bincount(labels[client], minlength=classes) for client in split.train])
+    return IndexLists.of(split.train).counts(labels, classes)

@@ -2,12 +2,14 @@
 
 import hashlib
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from feddkd.data.batches import Indices
+from feddkd.data.index_lists import IndexLists
 from feddkd.errors import InputError
 
 
@@ -18,9 +20,9 @@ class Split:
     A partition with test sets also gives positions in the test set.
     """
 
-    train: tuple[Indices, ...]
+    train: Sequence[Indices]
     # each client's own test examples; None: every client is tested on all test examples
-    test: tuple[Indices, ...] | None
+    test: Sequence[Indices] | None
     text: str  # canonical text of the partition that made it
 
     @property
@@ -31,8 +33,9 @@ class Split:
         """
         digest = hashlib.sha256()
         for lists in (self.train, self.test):
-            sizes = [-1] if lists is None else [len(lists), *map(len, lists)]
-            for array in (np.array(sizes), *(lists or ())):
+            held = IndexLists.of(lists or ())
+            sizes = [-1] if lists is None else [len(held), *held.sizes]
+            for array in (np.array(sizes), held.values):
                 digest.update(array.astype("<i8").tobytes())
         return digest.hexdigest()
 
@@ -41,8 +44,8 @@ class Split:
         arrays = {"text": np.array(self.text), "digest": np.array(self.digest)}
         for name, lists in (("train", self.train), ("test", self.test)):
             if lists is not None:
-                arrays[name] = np.concatenate(lists)
-                arrays[f"{name}_sizes"] = np.array([len(client) for client in lists])
+                held = IndexLists.of(lists)
+                arrays[name], arrays[f"{name}_sizes"] = held.values, held.sizes
         unfinished = path.with_name(f".{path.name}.{os.getpid()}")
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -73,5 +76,5 @@ class Split:
         return split
 
 
-def _unpack(arrays: dict[str, Indices], name: str) -> tuple[Indices, ...]:
-    return tuple(np.split(arrays[name].astype(np.int64), np.cumsum(arrays[f"{name}_sizes"])[:-1]))
+def _unpack(arrays: dict[str, Indices], name: str) -> IndexLists:
+    return IndexLists(arrays[name], arrays[f"{name}_sizes"])
