@@ -251,7 +251,7 @@ MUTANTS = [
     Mutant("a recurrent layer reads its input forwards both ways", "models/recurrent.py",
            "x.flip(0) if way else x", "x", ("tests/models/test_recurrent.py",)),
     Mutant("centralised training on one client's examples", "data/federation.py",
-           "return np.concatenate(self.train)", "return self.train[0]", BASELINES),
+           "return IndexLists.of(self.train).values", "return self.train[0]", BASELINES),
     Mutant("local_only forgets a client's model", "methods/local_only.py", 'private="model"', 'private="none"', BASELINES),
     Mutant("sharpness-aware steps down the slope", "methods/sharpness.py",
            "rho * d / length", "-rho * d / length", SHARPNESS),

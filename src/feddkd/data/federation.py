@@ -14,6 +14,10 @@ from torch import Tensor
 
 from feddkd.data.batches import Indices, Source
 from feddkd.data.examples import Data, Examples
+from feddkd.data.index_lists import IndexLists
+from feddkd.data.partitions.changes import Change, Part, apply_changes
+from feddkd.data.partitions.clusters import with_domains
+from feddkd.data.partitions.own_tests import with_own_tests
 from feddkd.data.partitions.registry import Partition, Split, Table
 from feddkd.data.transforms import Transform
 from feddkd.errors import InputError
@@ -45,15 +49,15 @@ class Federation:
     y: Tree
     classes: int
     transform: Transform
-    train: tuple[Indices, ...]
+    train: Sequence[Indices]
     # each client's own test examples; None: clients are tested on all of `test`
-    own_test: tuple[Indices, ...] | None
+    own_test: Sequence[Indices] | None
     validation: Indices
     test: Indices
     # held by the server; every client may read them
     public: Indices = field(default_factory=lambda: np.arange(0))
     # for each client, the part of `validation` that is like its own_test
-    own_validation: tuple[Indices, ...] | None = None
+    own_validation: Sequence[Indices] | None = None
 
     @property
     def device(self) -> torch.device:
@@ -67,12 +71,14 @@ class Federation:
 
     @cached_property
     def sizes(self) -> list[int]:
-        return [len(indices) for indices in self.train]
+        """The number of training examples of each client."""
+        sizes: list[int] = IndexLists.of(self.train).sizes.tolist()
+        return sizes
 
     @cached_property
     def pooled(self) -> Indices:
         """The positions of all clients' training examples, client after client."""
-        return np.concatenate(self.train)
+        return IndexLists.of(self.train).values
 
     @property
     def parts(self) -> list[Indices]:
@@ -82,8 +88,7 @@ class Federation:
     @property
     def held(self) -> Indices:
         """The number of training examples by client and class, of shape (clients, classes)."""
-        y = self.y.cpu().numpy()
-        return np.stack([np.bincount(y[indices], minlength=self.classes) for indices in self.train])
+        return IndexLists.of(self.train).counts(self.y.cpu().numpy(), self.classes)
 
     def counts(self, source: Source) -> list[int]:
         """Return the number of examples that each client has of a source."""
@@ -126,19 +131,23 @@ def divide(
     validation: float,
     key: Key,
     public: float = 0.0,
+    own_tests: bool = False,
 ) -> tuple[Federation, Split]:
     """Return the federation that a partition makes of some data, and its split.
 
     A class-stratified validation part and a public part are set aside, then the partition divides
     the training part among the clients. A fixed partition is applied first, whatever the key, and
     the other parts are drawn from the examples that it leaves. The positions in the returned split
-    are those of the whole training set.
+    are those of the whole training set. With `own_tests` each client has test and validation
+    examples like its training examples.
     """
     labels = data.train.y.numpy()
     if partition.fixed:
         split = partition(_table(data, np.arange(len(labels))), clients, key)
-        taken = np.concatenate(split.train)
+        taken = IndexLists.of(split.train).values
         held_out, _ = stratified(labels, validation, 0.0, key, taken=taken)
+        if validation and split.validation is not None:
+            held_out = np.sort(IndexLists.of(split.validation).values)
         common, _ = stratified(
             labels, public, 0.0, ("public", *key), taken=np.concatenate([taken, held_out])
         )
@@ -150,27 +159,59 @@ def divide(
         if public:
             first, rest = stratified(labels[kept], public, 1.0 - public, ("public", *key))
             common, kept = kept[first], kept[rest]
+        if partition.find_domains is not None:
+            read = np.concatenate([kept, held_out])
+            data = with_domains(data, read, partition.find_domains, clients, key)
         drawn = partition(_table(data, kept), clients, ("partition", *key))
-        split = replace(drawn, train=tuple(kept[indices] for indices in drawn.train))
+        train = IndexLists.of(drawn.train)
+        split = replace(drawn, train=train.replaced(kept[train.values]))
+    if own_tests:
+        split = with_own_tests(data, split, held_out, key, partition.by_domain)
+    if partition.changes:
+        changes = " | ".join(change.canonical for change in partition.changes)
+        split = replace(split, changed=f"{changes} {key}")
     offset = len(data.train)
+    tests = None if split.test is None else IndexLists.of(split.test)
     federation = Federation(
         x=cat([data.train.x, data.test.x]),
         y=cat([data.train.y, data.test.y]),
         classes=data.classes,
         transform=transform,
         train=split.train,
-        own_test=None if split.test is None else tuple(indices + offset for indices in split.test),
+        own_test=None if tests is None else tests.replaced(tests.values + offset),
         validation=held_out,
         test=np.arange(len(data.test)) + offset,
         public=common,
         own_validation=_own_validation(data, held_out, split),
     )
+    if partition.changes:
+        _change(federation, partition.changes, key)
     return federation, split
 
 
-def _own_validation(data: Data, validation: Indices, split: Split) -> tuple[Indices, ...] | None:
+def _change(federation: Federation, changes: Sequence[Change], key: Key) -> None:
+    """Change the examples that clients hold, in the store."""
+    held: dict[Part, Sequence[Indices] | None] = {
+        "training": federation.train,
+        "test": federation.own_test,
+        "validation": federation.own_validation,
+    }
+    apply_changes(
+        changes,
+        federation.x,
+        federation.y,
+        {part: IndexLists.of(lists) for part, lists in held.items() if lists is not None},
+        key,
+        scale=federation.transform.scale,
+        classes=federation.classes,
+    )
+
+
+def _own_validation(data: Data, validation: Indices, split: Split) -> Sequence[Indices] | None:
     if split.test is None or not len(validation):
         return None
+    if split.validation is not None:
+        return split.validation
     return _like_tests(data, validation, split.test)
 
 
@@ -277,7 +318,7 @@ def assemble(
         y=y,
         classes=int(y.max()) + 1,
         transform=transform,
-        train=tuple(ranges[: len(clients)]),
+        train=IndexLists.of(ranges[: len(clients)]),
         own_test=None,
         validation=ranges[len(clients) + 1] if validation is not None else np.arange(0),
         test=ranges[len(clients)],

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import Any, Literal
 
-from feddkd.data.partitions.registry import PARTITIONS, Partition
+from feddkd.data.partitions.registry import Partition, find_partition
 from feddkd.data.sources.python_source import find_source
 from feddkd.data.sources.registry import Source
 from feddkd.data.transforms import transform
@@ -31,6 +31,7 @@ USUAL = {
     "shuffle": True,
     "initial": None,
     "client_validation": "shared",
+    "client_tests": "auto",
 }
 Fraction = typing.Annotated[float, Bound(least=0, below=1)]
 
@@ -61,6 +62,9 @@ class Experiment:
     public: Fraction = 0.0
     # share of the training set given to the clients; all the rest by default
     training: Share | None = None
+    # "own": each client has test and validation examples like its training examples. "auto": it has
+    # them if the partition divides the test set, too
+    client_tests: Literal["auto", "own"] = "auto"
     transform: str | None = None  # replaces the transform of the data source
     evaluation: Literal["auto", "global", "client_mean", "client_pooled"] = "auto"
     # True: mini-batches are drawn. False: they are read in stored order, and a round continues
@@ -118,7 +122,7 @@ class Experiment:
     @cached_property
     def parsed_partition(self) -> Partition:
         """The partition as a value."""
-        return PARTITIONS.one(self.partition)
+        return find_partition(self.partition)
 
     @cached_property
     def architecture(self) -> Architecture:
@@ -143,7 +147,8 @@ class Experiment:
     @property
     def protocol(self) -> Protocol:
         """The rule by which accuracy is measured."""
-        return find_protocol(self.evaluation, self.parsed_method, self.parsed_partition.own_tests)
+        own_tests = self.parsed_partition.own_tests or self.client_tests == "own"
+        return find_protocol(self.evaluation, self.parsed_method, own_tests)
 
     @property
     def canonical(self) -> dict[str, Any]:
@@ -181,6 +186,7 @@ class Experiment:
             "initial": self.initial_sha256,
             # before this key, clients with separate tests were validated on the shared examples
             "client_validation": "own" if validates_apart else "shared",
+            "client_tests": self.client_tests,
         }
 
     @cached_property

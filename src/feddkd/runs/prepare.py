@@ -55,6 +55,7 @@ def _prepare(experiment: Experiment, folder: Path | None) -> Prepared:
         validation=experiment.validation,
         key=(experiment.seed if experiment.split_seed is None else experiment.split_seed,),
         public=experiment.public,
+        own_tests=experiment.client_tests == "own",
     )
     check_held(data, federation.parts)
     return Prepared(data, split, federation, network(experiment, federation.shape, data.classes))

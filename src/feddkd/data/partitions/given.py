@@ -32,4 +32,12 @@ def saved(path: str) -> Partition:
         return split.train, split.test
 
     identity, own_tests = f"saved(digest={split.digest!r})", split.test is not None
-    return Partition(draw, "read from a file", own_tests=own_tests, identity=identity, fixed=True)
+    summary, validation = "read from a file", split.validation
+    return Partition(
+        draw,
+        summary,
+        own_tests=own_tests,
+        identity=identity,
+        fixed=True,
+        validation=validation,
+    )
