@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from feddkd.methods import server_adagrad as server_adagrad
     from feddkd.methods import server_adam as server_adam
     from feddkd.methods import server_momentum as server_momentum
+    from feddkd.methods import server_optimiser as server_optimiser
     from feddkd.methods import server_yogi as server_yogi
     from feddkd.models.functional import functional as functional
 
@@ -73,7 +74,8 @@ __all__ = [
     "feddistill_plus", "feddyn", "feded", "fedexp", "fedgamma", "fedgen", "fedgkd", "fedlesam",
     "fedma", "fedmax", "fednova", "fedntd", "fedprox", "fedsam", "fedsmoo", "fedspeed", "fedyogi",
     "functional", "load", "local_bn", "local_only", "mofedsam", "moon", "parse", "private", "run",
-    "scaffold", "server_adagrad", "server_adam", "server_momentum", "server_yogi", "simulate",
+    "scaffold", "server_adagrad", "server_adam", "server_momentum",
+    "server_optimiser", "server_yogi", "simulate",
 ]  # fmt: skip
 # module -> the names that it has
 _PLACES = {

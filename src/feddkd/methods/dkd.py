@@ -50,6 +50,7 @@ from feddkd.methods.aggregation import PLAINLY, Gathering, gathered
 from feddkd.methods.losses import Divergence, distillation, reverse_distillation, squared_distance
 from feddkd.methods.registry import METHODS
 from feddkd.models.functional import Mode, Model
+from feddkd.spec.rate_schedules import ScheduleText, read_schedule
 from feddkd.spec.schedules import Rate, Repeat, Schedule
 from feddkd.spec.types import Count, Momentum, Positive, Whole
 from feddkd.tensors import Groups, Tensors, add, add_at_once, combine, only, zeros
@@ -73,6 +74,8 @@ def dkd(
     local_steps: Count = 1,
     limit: Count = 10,
     spare: Count = 64,
+    lr_schedule: ScheduleText = None,
+    lr_step_schedule: ScheduleText = None,
     gathering: Gathering,
 ) -> Method:
     """Clients teach the average: J times w <- w - gamma 1/m sum_k grad CE(softmax f(w_k), f(w))."""
@@ -92,7 +95,8 @@ def dkd(
     mean = Collect.MEAN_BY_CLIENTS if weights == "clients" else Collect.MEAN_BY_EXAMPLES
     targets, loss = _teach(teacher), _learn(student, _divergence(divergence, temperature))
     gradient = Gradient(targets, loss, probe_of(targets, loss) if auto else None)
-    rate = Rate(lr, lr_decay, lr_step_decay)
+    rounds, repetitions = read_schedule(lr_schedule), read_schedule(lr_step_schedule)
+    rate = Rate(lr, lr_decay, lr_step_decay, rounds=rounds, steps=repetitions)
     phase = Phase(
         name="distil",
         client=_on_own_copy(gradient) if local_steps > 1 or gathering != PLAINLY else gradient,

@@ -31,7 +31,7 @@ from feddkd.errors import InputError
 from feddkd.method import Batch, Collect, Fold, Method, Phase, World
 from feddkd.methods.local import Local, Variant, local_training, take_average
 from feddkd.methods.losses import cross_entropy, distillation
-from feddkd.methods.optimisers import Optimiser, adam, clip_norm, sgd
+from feddkd.methods.optimisers import OPTIMISERS, Optimiser, OptimiserName, clip_norm
 from feddkd.methods.registry import METHODS
 from feddkd.models.functional import Model, Output
 from feddkd.spec.schedules import Rate
@@ -46,14 +46,14 @@ class ServerTraining:
     server_steps: Count = 1000
     server_batch_size: Count = 128
     server_lr: Positive = 1e-3
-    server_optimiser: Literal["adam", "sgd"] = "adam"
+    server_optimiser: OptimiserName = "adam"
     annealing: Literal["cosine", "none"] = "cosine"  # of server_lr, over the steps of a round
     clip: Positive | None = 5.0  # limit of the gradient's norm
     temperature: Positive = 1.0
 
     def build_optimiser(self) -> Optimiser:
         """Return the optimiser that the options describe."""
-        return adam() if self.server_optimiser == "adam" else sgd()
+        return OPTIMISERS[self.server_optimiser]()
 
     def rate(self, lr: Tensor, step: Tensor) -> Tensor:
         """Return the rate lr (1 + cos(pi s / S)) / 2 at step s = 0, 1, ..., or lr."""

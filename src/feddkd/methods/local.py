@@ -8,7 +8,7 @@ A method adds its terms to the loss.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated
 
 from torch import Tensor
 from torch.func import grad
@@ -29,10 +29,18 @@ from feddkd.method import (
 )
 from feddkd.methods.aggregation import PLAINLY, Gathering, gathered
 from feddkd.methods.losses import Term, cross_entropy
-from feddkd.methods.optimisers import Optimiser, adam, sgd
+from feddkd.methods.optimisers import (
+    Optimiser,
+    OptimiserName,
+    clipped,
+    factor_of_step,
+    optimiser_from,
+    scheduled,
+)
 from feddkd.models.functional import Model, Output
+from feddkd.spec.rate_schedules import RateSchedule, ScheduleText, read_schedule
 from feddkd.spec.schedules import Rate, Schedule
-from feddkd.spec.types import Count, Momentum, NonNegative, Positive
+from feddkd.spec.types import LATER, Count, Momentum, NonNegative, Positive
 from feddkd.tensors import Groups, Tensors
 
 
@@ -45,7 +53,7 @@ class Local:
     batch_size: Count = 64
     lr: Positive = 0.1
     lr_decay: Positive = 1.0  # per round
-    optimiser: Literal["sgd", "adam"] = "sgd"
+    optimiser: OptimiserName = "sgd"
     momentum: Momentum = 0.0
     nesterov: bool = False
     weight_decay: NonNegative = 0.0
@@ -54,14 +62,30 @@ class Local:
     eps: Positive = 1e-8
     amsgrad: bool = False
     drop_last: bool = False
+    lr_schedule: ScheduleText = None  # factors of lr, by round
+    lr_step_schedule: ScheduleText = None  # factors of lr, by step of a client in a round
+    # limit of a gradient's norm before each step; `clip` is that of a whole upload
+    max_gradient_norm: Annotated[Positive | None, LATER] = None
+
+    @property
+    def rate(self) -> Rate:
+        """Return the learning rate by round."""
+        return Rate(self.lr, self.lr_decay, rounds=read_schedule(self.lr_schedule))
+
+    @property
+    def step_schedule(self) -> RateSchedule | None:
+        """Return the factors of the learning rate by step."""
+        return read_schedule(self.lr_step_schedule)
 
     def build_optimiser(self) -> Optimiser:
         """Return the optimiser that the options describe."""
-        decay = self.weight_decay
-        if self.optimiser == "sgd":
-            return sgd(momentum=self.momentum, nesterov=self.nesterov, weight_decay=decay)
-        beta1, beta2, eps = self.beta1, self.beta2, self.eps
-        return adam(beta1=beta1, beta2=beta2, eps=eps, weight_decay=decay, amsgrad=self.amsgrad)
+        # in version 0.1, sgd and adam ignored each other's options: its texts remain valid
+        unset = self if self.optimiser in ("sgd", "adam") else Local()
+        optimiser = optimiser_from(self.optimiser, vars(self), vars(unset))
+        if self.max_gradient_norm is not None:
+            optimiser = clipped(optimiser, self.max_gradient_norm)
+        schedule = self.step_schedule
+        return optimiser if schedule is None else scheduled(optimiser, schedule)
 
 
 Begin = Callable[[Model, Groups, Groups], Groups]  # (model, sent, memo) -> groups
@@ -142,7 +166,7 @@ def local_training(
         },
         every=variant.every,
         sends=("params", "buffers", *variant.sends),
-        rates={"lr": Rate(local.lr, local.lr_decay), **variant.rates},
+        rates={"lr": local.rate, **variant.rates},
         leaves=frozenset({"model"}),
         keeps=variant.keeps,
         opens=variant.opens,
@@ -206,13 +230,16 @@ def reach(local: Local, method: str) -> tuple[Begin, Watch]:
     """Return `begin` and `watch` that compute carry["reach"]["a"], the length of the steps so far.
 
     It is the sum of the weights that a client's gradients have in its move, in units of the
-    learning rate: K after K steps of plain SGD, (K - rho (1 - rho^K) / (1 - rho)) / (1 - rho) with
-    momentum rho, and the exact value for Nesterov's momentum.
+    learning rate of the round: K after K steps of plain SGD, (K - rho (1 - rho^K) / (1 - rho)) /
+    (1 - rho) with momentum rho, and the exact value for Nesterov's momentum and for a rate that
+    changes by step.
     """
     if local.optimiser != "sgd":
         raise InputError(
             f"{method} weighs the steps of SGD; optimiser={local.optimiser!r} does not go with it"
         )
+
+    schedule = local.step_schedule
 
     def begin(model: Model, sent: Groups, memo: Groups) -> Groups:
         zero = sent["rates"]["lr"].new_zeros(())
@@ -221,6 +248,8 @@ def reach(local: Local, method: str) -> tuple[Begin, Watch]:
     def watch(model: Model, sent: Groups, carry: Groups, output: Output, batch: Batch) -> Groups:
         v = local.momentum * carry["reach"]["v"] + 1
         length = 1 + local.momentum * v if local.nesterov else v
+        if schedule is not None:
+            length = length * factor_of_step(schedule, carry).to(length.dtype)
         return {"reach": {"a": carry["reach"]["a"] + length, "v": v}}
 
     return begin, watch
