@@ -112,7 +112,7 @@ class Plain:
             for name, parameter in self.net.named_parameters()
             if not self.private(name)
         }
-        for k, teacher in teachers.items():
+        for k in teachers:
             (indices,) = draw(
                 Reads(self.dkd["batch_size"], steps=1),
                 len(self.clients[k][1]),
@@ -122,7 +122,7 @@ class Plain:
             if self.dkd.get("student") == "batch":
                 student.train()
             with torch.no_grad():
-                taught = softmax(copy.deepcopy(teacher).eval()(x), dim=1)
+                taught = self.taught(teachers, k, j, indices)
             loss = -(taught * log_softmax(student(x), dim=1)).sum(dim=1).mean()
             shared = [parameter for name, parameter in student.named_parameters() if name in sums]
             for name, gradient in zip(sums, torch.autograd.grad(loss, shared), strict=True):
@@ -138,6 +138,10 @@ class Plain:
             for name, parameter in self.net.named_parameters():
                 if name in sums:
                     parameter.sub_(gamma * sums[name] / len(teachers))
+
+    def taught(self, teachers: dict[int, nn.Module], k: int, j: int, indices: Any) -> Tensor:
+        """What client k is taught in step j: its own model's distribution."""
+        return softmax(copy.deepcopy(teachers[k]).eval()(self.clients[k][0][indices]), dim=1)
 
 
 def proximal_sum(mu: float) -> Extra:

@@ -16,6 +16,9 @@ Departures from the paper, each with its option:
 examples. `momentum`: it starts from zero in every round. `local_steps`: several steps in one
 exchange on the client's own copy of w; the server averages the copies.
 
+`teacher`: "eval", "batch" and "train" are the mode in which w_k computes. "labels", "shuffled" and
+"average" put something else in its place: controls, described in methods/teachers.py.
+
 `steps="auto"`: each client sets `spare` examples aside for the round and sends the divergence on
 them with its gradient. When the mean of these divergences no longer falls, the server returns to
 the best weights so far (the plain average, if the first step did not help) and ends the round.
@@ -47,8 +50,15 @@ from feddkd.method import (
     probe_of,
 )
 from feddkd.methods.aggregation import PLAINLY, Gathering, gathered
-from feddkd.methods.losses import Divergence, distillation, reverse_distillation, squared_distance
+from feddkd.methods.losses import (
+    Divergence,
+    cross_entropy,
+    distillation,
+    reverse_distillation,
+    squared_distance,
+)
 from feddkd.methods.registry import METHODS
+from feddkd.methods.teachers import Teacher, bring_teachers, teacher_group, teacher_mode
 from feddkd.models.functional import Mode, Model
 from feddkd.spec.rate_schedules import ScheduleText, read_schedule
 from feddkd.spec.schedules import Rate, Repeat, Schedule
@@ -70,7 +80,7 @@ def dkd(
     divergence: Literal["kl", "reverse_kl", "squared"] = "kl",
     temperature: Positive = 1.0,
     student: Literal["eval", "batch", "train"] = "eval",
-    teacher: Literal["eval", "batch", "train"] = "eval",
+    teacher: Teacher = "eval",
     local_steps: Count = 1,
     limit: Count = 10,
     spare: Count = 64,
@@ -92,14 +102,22 @@ def dkd(
             "dkd: noise does not go with weights='examples': a client's part of the mean must not"
             " grow with the number of its examples"
         )
+    if teacher == "labels" and (divergence, temperature) != ("kl", 1.0):
+        raise InputError(
+            "dkd: teacher='labels' takes the cross-entropy of the labels; divergence and temperature"
+            " do not go with it"
+        )
     mean = Collect.MEAN_BY_CLIENTS if weights == "clients" else Collect.MEAN_BY_EXAMPLES
-    targets, loss = _teach(teacher), _learn(student, _divergence(divergence, temperature))
+    group = teacher_group(teacher)
+    targets = _teach(group, teacher_mode(teacher)) if group else _no_targets
+    loss = _learn(student, _divergence(divergence, temperature) if group else _labels)
+    needs = frozenset({group} if group else ())
     gradient = Gradient(targets, loss, probe_of(targets, loss) if auto else None)
     rounds, repetitions = read_schedule(lr_schedule), read_schedule(lr_step_schedule)
     rate = Rate(lr, lr_decay, lr_step_decay, rounds=rounds, steps=repetitions)
     phase = Phase(
         name="distil",
-        client=_on_own_copy(gradient) if local_steps > 1 or gathering != PLAINLY else gradient,
+        client=_on_own_copy(gradient, needs) if local_steps > 1 or gathering != PLAINLY else gradient,
         server=partial(_cautious if auto else _descend, momentum),
         reads=Reads(batch_size, steps=local_steps, spare=spare if auto else 0),
         collect={"gradient": mean, "probe": mean} if auto else {"gradient": mean},
@@ -107,10 +125,10 @@ def dkd(
         repeat=Repeat(limit + 1 if auto else int(steps), warmup),
         over=_over if auto else None,
         refines=True,
-        needs=frozenset({"model"}),
+        needs=needs,
         opens=partial(_open, bool(momentum), auto),
     )
-    return Method((gathered(phase, gathering),))
+    return Method((*bring_teachers(teacher, warmup), gathered(phase, gathering)))
 
 
 def _divergence(kind: str, temperature: float) -> Divergence:
@@ -122,15 +140,23 @@ def _divergence(kind: str, temperature: float) -> Divergence:
 # --- the client's half
 
 
-def _teach(teacher: Mode) -> Targets:
-    """Return a function that computes the teacher's logits f(w_k; x)."""
+def _teach(group: str, teacher: Mode) -> Targets:
+    """Return a function that computes the teacher's logits f(w_k; x), w_k = memo[group]."""
 
     def targets(model: Model, memo: Groups, batch: Batch) -> Tensor:
-        w_k = memo["model"]
+        w_k = memo[group]
         params, buffers = only(w_k, model.param_names), only(w_k, model.buffer_names)
         return model(params, buffers, batch.x, mode=teacher, key=batch.key).logits
 
     return targets
+
+
+def _no_targets(model: Model, memo: Groups, batch: Batch) -> Tensor:
+    return batch.share.new_zeros(())
+
+
+def _labels(taught: Tensor, student: Tensor, batch: Batch) -> Tensor:
+    return cross_entropy(student, batch)
 
 
 def _learn(student: Mode, divergence: Divergence) -> Loss:
@@ -146,7 +172,7 @@ def _learn(student: Mode, divergence: Divergence) -> Loss:
     return loss
 
 
-def _on_own_copy(gradient: Gradient) -> Fold:
+def _on_own_copy(gradient: Gradient, needs: frozenset[str]) -> Fold:
     """Return a client that makes several descent steps on its own copy of w.
 
     It uploads the sum of the gradients, which stands for one gradient.
@@ -154,7 +180,8 @@ def _on_own_copy(gradient: Gradient) -> Fold:
 
     def start(model: Model, sent: Groups, memo: Groups) -> Groups:
         initial = {"params": sent["params"], "gradient": zeros(sent["params"])}
-        return {**initial, "model": memo["model"], "private": memo.get("private", {})}
+        teacher = {group: memo[group] for group in needs}
+        return {**initial, **teacher, "private": memo.get("private", {})}
 
     def step(model: Model, sent: Groups, carry: Groups, batch: Batch) -> Groups:
         taught = gradient.targets(model, carry, batch)
