@@ -18,6 +18,7 @@ SOURCE = ROOT / "src" / "feddkd"
 LEVELS = [
     ["errors", "version", "randomness", "tensors", "trees", "old_paths"],
     ["spec"],
+    ["tasks"],
     ["data", "models"],
     ["method"],
     ["engines", "methods"],

@@ -12,7 +12,8 @@ student and are not updated.)
 
 Departures from the paper, each with its option:
 
-`divergence`, `temperature`: another divergence or temperature. `weights`: gradients weighted by
+`divergence`, `temperature`: another divergence or temperature, for logits of classes. For a task
+without classes the divergence is that of the task. `weights`: gradients weighted by
 examples. `momentum`: it starts from zero in every round. `local_steps`: several steps in one
 exchange on the client's own copy of w; the server averages the copies.
 
@@ -51,11 +52,13 @@ from feddkd.method import (
 )
 from feddkd.methods.aggregation import PLAINLY, Gathering, gathered
 from feddkd.methods.losses import (
-    Divergence,
-    cross_entropy,
-    distillation,
+    CLASSES,
+    TeachingLoss,
+    of_classes,
     reverse_distillation,
     squared_distance,
+    task_divergence,
+    task_loss,
 )
 from feddkd.methods.registry import METHODS
 from feddkd.methods.teachers import Teacher, bring_teachers, teacher_group, teacher_mode
@@ -63,6 +66,7 @@ from feddkd.models.functional import Mode, Model
 from feddkd.spec.rate_schedules import ScheduleText, read_schedule
 from feddkd.spec.schedules import Rate, Repeat, Schedule
 from feddkd.spec.types import Count, Momentum, Positive, Whole
+from feddkd.tasks.task import Offer
 from feddkd.tensors import Groups, Tensors, add, add_at_once, combine, only, zeros
 
 
@@ -110,7 +114,8 @@ def dkd(
     mean = Collect.MEAN_BY_CLIENTS if weights == "clients" else Collect.MEAN_BY_EXAMPLES
     group = teacher_group(teacher)
     targets = _teach(group, teacher_mode(teacher)) if group else _no_targets
-    loss = _learn(student, _divergence(divergence, temperature) if group else _labels)
+    diverge, requires = _divergence(divergence, temperature) if group else (_labels, frozenset())
+    loss = _learn(student, diverge)
     needs = frozenset({group} if group else ())
     gradient = Gradient(targets, loss, probe_of(targets, loss) if auto else None)
     rounds, repetitions = read_schedule(lr_schedule), read_schedule(lr_step_schedule)
@@ -127,14 +132,18 @@ def dkd(
         refines=True,
         needs=needs,
         opens=partial(_open, bool(momentum), auto),
+        requires=requires,
     )
     return Method((*bring_teachers(teacher, warmup), gathered(phase, gathering)))
 
 
-def _divergence(kind: str, temperature: float) -> Divergence:
+def _divergence(kind: str, temperature: float) -> tuple[TeachingLoss, frozenset[Offer]]:
+    """Return the divergence, and what it needs of the task: "kl" stands for that of any task."""
+    if kind == "kl":
+        return task_divergence(temperature)
     if kind == "squared":  # T^2 |a/T - b/T|^2 is the same for every T
-        return squared_distance
-    return partial(distillation if kind == "kl" else reverse_distillation, temperature=temperature)
+        return of_classes(squared_distance), CLASSES
+    return of_classes(partial(reverse_distillation, temperature=temperature)), CLASSES
 
 
 # --- the client's half
@@ -155,19 +164,19 @@ def _no_targets(model: Model, memo: Groups, batch: Batch) -> Tensor:
     return batch.share.new_zeros(())
 
 
-def _labels(taught: Tensor, student: Tensor, batch: Batch) -> Tensor:
-    return cross_entropy(student, batch)
+def _labels(model: Model, taught: Tensor, student: Tensor, batch: Batch) -> Tensor:
+    return task_loss(model, student, batch)
 
 
-def _learn(student: Mode, divergence: Divergence) -> Loss:
-    """Return the divergence of the student at w from the teacher's logits."""
+def _learn(student: Mode, divergence: TeachingLoss) -> Loss:
+    """Return the divergence of the student at w from the teacher's output."""
 
     def loss(
         model: Model, w: Tensors, sent: Groups, memo: Groups, batch: Batch, taught: Tensor
     ) -> Tensor:
         params, buffers = own_model(model, {**sent, "params": w}, memo)
         output = model(params, buffers, batch.x, mode=student, key=batch.key)
-        return divergence(taught, output.logits, batch)
+        return divergence(model, taught, output.logits, batch)
 
     return loss
 

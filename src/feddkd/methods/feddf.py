@@ -30,7 +30,7 @@ from feddkd.data.batches import Reads
 from feddkd.errors import InputError
 from feddkd.method import Batch, Collect, Fold, Method, Phase, World
 from feddkd.methods.local import Local, Variant, local_training, take_average
-from feddkd.methods.losses import cross_entropy, distillation
+from feddkd.methods.losses import task_divergence, task_loss
 from feddkd.methods.optimisers import OPTIMISERS, Optimiser, OptimiserName, clip_norm
 from feddkd.methods.registry import METHODS
 from feddkd.models.functional import Model, Output
@@ -134,12 +134,13 @@ def taught_at_server(
         at="server",
         refines=refines,
         opens=opens,
+        requires=task_divergence(training.temperature)[1],
     )
 
 
 def _student(training: ServerTraining, teach: Teach, hard: float) -> Fold:
     """Return the steps of the server's model on the taught logits."""
-    optimiser = training.build_optimiser()
+    optimiser, (divergence, _) = training.build_optimiser(), task_divergence(training.temperature)
 
     def start(model: Model, sent: Groups, memo: Groups) -> Groups:
         zero = torch.zeros((), dtype=torch.int64, device=sent["rates"]["lr"].device)
@@ -153,8 +154,8 @@ def _student(training: ServerTraining, teach: Teach, hard: float) -> Fold:
 
         def loss(w: Tensors) -> tuple[Tensor, Output]:
             output = model(w, carry["buffers"], batch.x, mode="train", key=batch.key)
-            soft = distillation(taught, output.logits, batch, temperature) / temperature**2
-            return soft + hard * cross_entropy(output.logits, batch) if hard else soft, output
+            soft = divergence(model, taught, output.logits, batch) / temperature**2
+            return soft + hard * task_loss(model, output.logits, batch) if hard else soft, output
 
         gradient, output = grad(loss, has_aux=True)(carry["params"])
         if training.clip is not None:

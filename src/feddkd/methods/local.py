@@ -1,6 +1,6 @@
 """Local training, the exchange that most methods share (Algorithm 1, Client-LocalTrain).
 
-    w_k: from w_t,  w <- optimiser(w, grad[ CE(f(w; x), y) + terms ])  over client k's mini-batches
+    w_k: from w_t,  w <- optimiser(w, grad[ loss(f(w; x), y) + terms ])  over client k's mini-batches
     w_{t+1} = sum_k n_k / (sum_i n_i) w_k
 
 A method adds its terms to the loss.
@@ -28,7 +28,7 @@ from feddkd.method import (
     uploads,
 )
 from feddkd.methods.aggregation import PLAINLY, Gathering, gathered
-from feddkd.methods.losses import Term, cross_entropy
+from feddkd.methods.losses import Term, task_loss
 from feddkd.methods.optimisers import (
     Optimiser,
     OptimiserName,
@@ -41,6 +41,7 @@ from feddkd.models.functional import Model, Output
 from feddkd.spec.rate_schedules import RateSchedule, ScheduleText, read_schedule
 from feddkd.spec.schedules import Rate, Schedule
 from feddkd.spec.types import LATER, Count, Momentum, NonNegative, Positive
+from feddkd.tasks.task import Offer
 from feddkd.tensors import Groups, Tensors
 
 
@@ -134,6 +135,7 @@ class Variant:
     brings: Callable[[Model, Groups, World], Groups] | None = None
     private: Private = "none"
     source: Source = "train"
+    requires: frozenset[Offer] = frozenset()  # what the terms need of the task
 
 
 FEDAVG = Variant()
@@ -171,6 +173,7 @@ def local_training(
         keeps=variant.keeps,
         opens=variant.opens,
         brings=variant.brings,
+        requires=variant.requires,
     )
     return Method((gathered(phase, gathering),), frozenset({variant.private}))
 
@@ -181,7 +184,7 @@ def take_average(model: Model, state: Groups, collected: Groups, rates: Tensors)
 
 
 def _client(optimiser: Optimiser, variant: Variant) -> Fold:
-    """Return the client half: steps of an optimiser on cross-entropy and the variant's terms."""
+    """Return the client half: steps of an optimiser on the task's loss and the variant's terms."""
 
     def start(model: Model, sent: Groups, memo: Groups) -> Groups:
         params, buffers = own_model(model, sent, memo)
@@ -195,7 +198,7 @@ def _client(optimiser: Optimiser, variant: Variant) -> Fold:
     def step(model: Model, sent: Groups, carry: Groups, batch: Batch) -> Groups:
         def loss(w: Tensors) -> tuple[Tensor, Output]:
             output = model(w, carry["buffers"], batch.x, mode="train", key=batch.key)
-            value = cross_entropy(output.logits, batch)
+            value = task_loss(model, output.logits, batch)
             for term in variant.terms:
                 value = value + term(model, w, sent, carry, output, batch)
             return value, output

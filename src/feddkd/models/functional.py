@@ -33,6 +33,8 @@ from feddkd.models.state_dicts import (
 )
 from feddkd.models.tensor_kinds import Inventory, inventory, loose_tensors
 from feddkd.randomness import Key
+from feddkd.tasks.labels import CLASSIFICATION
+from feddkd.tasks.task import Task
 from feddkd.tensors import Tensors, only, to
 from feddkd.trees import Tree, first_tensor, map_tensors
 
@@ -61,6 +63,7 @@ class Model:
     inside: torch.dtype | None = None
     # its result for an example depends on the others in the batch, as with batch norm
     couples: bool = False
+    task: Task = field(default=CLASSIFICATION, repr=False)  # what it learns
 
     @property
     def nets(self) -> dict[Mode, nn.Module]:
