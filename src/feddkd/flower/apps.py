@@ -4,6 +4,7 @@ for a node's clients.
 An app's pyproject.toml names them: feddkd.flower.apps:server and feddkd.flower.apps:client.
 """
 
+import logging
 import os
 from collections.abc import Mapping
 from functools import partial
@@ -31,9 +32,11 @@ from feddkd.flower.transport import (
     tensor_record,
     write_memory,
 )
+from feddkd.flower.wire import WireError
 from feddkd.runs.runner import execute
 from feddkd.runs.session import Every
 
+log = logging.getLogger(__name__)
 EXPERIMENT = "experiment."  # the prefix of the experiment's keys in the run's configuration
 OPTIONS = {"deadline": float, "join": float, "poll": float}  # of the engine
 PATIENCE = 60.0  # seconds to wait for a SuperLink that does not answer
@@ -46,11 +49,25 @@ class NodeApp(ClientApp):
     can be registered for each of them.
     """
 
-    def __init__(self, load: Load | None = None) -> None:
+    def __init__(self, load: Load | None = None, **own: Any) -> None:
         super().__init__()
-        self._load = load
+        self._load, self._own = load, own  # fields of NodeConfig that the operator has chosen
 
     def __call__(self, message: Message, context: Context) -> Message:
+        """Answer a message. The server is told why that failed only if the text is about messages:
+        other errors may quote the node's files, and stay in the node's log.
+        """
+        try:
+            return self._answer(message, context)
+        except WireError:
+            raise
+        except Exception as error:
+            log.warning("cannot answer %s", message.metadata.message_type, exc_info=True)
+            raise WireError(
+                f"the node cannot do this ({type(error).__name__}); its own log says why"
+            ) from None
+
+    def _answer(self, message: Message, context: Context) -> Message:
         config, memory, content = self._config(context), read_memory(context), json_in(message)
         category, _, query = message.metadata.message_type.partition(".")
         if category == "query":
@@ -73,7 +90,8 @@ class NodeApp(ClientApp):
             Path(str(folder)) if folder else None,
             self._load,
             bool(config.get("secure", False)),
-            context,
+            context=context,
+            **self._own,
         )
 
 

@@ -31,6 +31,7 @@ from feddkd.flower.messages import (
     NodeInfo,
     NodeRequest,
 )
+from feddkd.flower.sent_experiment import to_send
 from feddkd.flower.transport import (
     Outgoing,
     Transport,
@@ -76,6 +77,7 @@ class Flower:
             )
         if len(self.federations) != 1:
             raise InputError("engine 'flower' takes one run at a time")
+        self._sent = to_send(self.experiment)
         self._server = Serial(self.model, self.federations, self.first_memos, self.dtype)
         self._transport = Transport(self.grid, self.poll)
         self._round: str | int = 0
@@ -170,7 +172,7 @@ class Flower:
 
     def _request(self, exchange: Exchange, order: Order, client: int) -> ExchangeRequest:
         return ExchangeRequest(
-            self.experiment,
+            self._sent,
             self._federation_facts,
             client=client,
             key=order.key,
@@ -257,7 +259,7 @@ class Flower:
 
     def _ask_for_clients(self, nodes: set[int], reasons: dict[int, str], seconds: float) -> None:
         """Add the clients of these nodes; `reasons` gets the reason why a node is refused."""
-        request = NodeRequest(self.experiment, self._federation_facts)
+        request = NodeRequest(self._sent, self._federation_facts)
         content = RecordDict({"page": message_record(request)})
         outgoing = [Outgoing(node, -1, 0, "query.info", content) for node in sorted(nodes)]
         for asked, message in self._transport.send(outgoing, seconds):

@@ -9,13 +9,15 @@ from feddkd.data.batches import Source
 from feddkd.data.federation import Federation
 from feddkd.engines.client import answer, seeded
 from feddkd.engines.interface import purpose_of
-from feddkd.errors import InputError
+from feddkd.engines.select import find_device
 from feddkd.experiment import Experiment
 from feddkd.flower.messages import ExchangeRequest, FederationFacts, MaskingOrder, NodeRequest
 from feddkd.flower.node_data import NodeConfig
+from feddkd.flower.sent_experiment import SentExperiment
 from feddkd.flower.wire import NodeMemory, WireError
 from feddkd.method import Phase
 from feddkd.models.functional import Model
+from feddkd.models.weight_files import with_initial
 from feddkd.randomness import Key
 from feddkd.rounds import diagnostics
 from feddkd.rounds.evaluation import find_phase
@@ -29,6 +31,7 @@ from feddkd.tensors import Groups
 class NodeExperiment:
     """The data and the model that a node's clients need in one experiment."""
 
+    name: str  # in tags
     experiment: Experiment
     model: Model
     federation: Federation
@@ -64,10 +67,18 @@ class NodeExperiment:
         client, key = request.client, (*request.key, request.client)
         phase = self.phase(request.key, request.phase)
         if not len(self.federation.indices(phase.reads.source, client)):
-            raise InputError(f"client {client} has no {phase.reads.source} examples")
+            raise WireError(f"client {client} has no {phase.reads.source} examples")
         dtype = DTYPES[self.experiment.dtype]
         with seeded(key, self.federation.x.device):
             return answer(self.model, phase, sent, memo, self.federation, client, key, dtype)
+
+    def here(self, groups: Groups) -> Groups:
+        """Return groups on the device of the node."""
+        device = self.federation.x.device
+        return {
+            group: {name: tensor.to(device) for name, tensor in tensors.items()}
+            for group, tensors in groups.items()
+        }
 
     def masked(
         self, request: ExchangeRequest, order: MaskingOrder, upload: Groups, memory: NodeMemory
@@ -78,22 +89,38 @@ class NodeExperiment:
         phase = self.phase(request.key, request.phase)
         examples = self.counts(request.client)[phase.reads.source]
         return client_masking.masked(
-            request, order, short_digest(self.experiment), phase.collect, examples, upload, memory
+            request, order, self.name, phase.collect, examples, upload, memory
         )
 
 
 @functools.lru_cache(maxsize=1)
 def _open(config: NodeConfig, experiment_text: str, facts_text: str) -> NodeExperiment:
-    experiment = Experiment(**json.loads(experiment_text))
-    if experiment.runs_a_file:  # a server must not choose which of the node's files is run
-        raise InputError("an experiment that names a Python file does not run on Flower nodes")
+    sent = config.read(json.loads(experiment_text))
+    experiment = sent.experiment
     facts = FederationFacts.read(json.loads(facts_text))
     federation = config.federation(experiment, facts)
-    model = network(experiment, federation.shape, facts.classes)
+    model = _network(config, sent, federation.shape, facts.classes)
     start = Start(experiment.seed, federation, *model.start())
     job = Job(model, experiment.parsed_method, [start], dtype=DTYPES[experiment.dtype])
-    begun = begin(job, federation.x.device)
-    return NodeExperiment(experiment, begun.model, federation, begun.memos[0], begun.outputs)
+    begun = begin(job, find_device(config.device))
+    return NodeExperiment(
+        sent.name, experiment, begun.model, begun.federations[0], begun.memos[0], begun.outputs
+    )
+
+
+def _network(
+    config: NodeConfig, sent: SentExperiment, shape: tuple[int, ...], classes: int
+) -> Model:
+    """Return the network; the weights that it starts from count only where clients keep some."""
+    model = network(sent.experiment, shape, classes)
+    if sent.initial_sha256 is None or not sent.experiment.parsed_method.personal:
+        return model
+    if config.initial is None:
+        raise WireError(
+            "clients of this method start from the run's first weights; start the node with"
+            " --initial FILE"
+        )
+    return with_initial(model, config.initial, sent.initial_sha256)
 
 
 def open_experiment(config: NodeConfig, request: NodeRequest) -> NodeExperiment:
@@ -106,8 +133,3 @@ def open_experiment(config: NodeConfig, request: NodeRequest) -> NodeExperiment:
         json.dumps(request.experiment, sort_keys=True),
         json.dumps(request.facts.as_json(), sort_keys=True),
     )
-
-
-def short_digest(experiment: Experiment) -> str:
-    """Return the name of an experiment in tags."""
-    return experiment.digest[:12]
