@@ -18,6 +18,7 @@ from flwr.serverapp import Grid, ServerApp
 from feddkd.engines.interface import EngineFactory
 from feddkd.errors import RunError
 from feddkd.experiment import Experiment, expand
+from feddkd.flower.delivery import SECONDS, ResultNotice, deliver, keep
 from feddkd.flower.engine import Flower
 from feddkd.flower.flwr_internals import limit_retries, retry_content_sooner
 from feddkd.flower.messages import ExchangeRequest
@@ -70,7 +71,10 @@ class NodeApp(ClientApp):
     def _answer(self, message: Message, context: Context) -> Message:
         config, memory, content = self._config(context), read_memory(context), json_in(message)
         category, _, query = message.metadata.message_type.partition(".")
-        if category == "query":
+        if (category, query) == ("query", "result"):
+            receipt = keep(config, ResultNotice.read(content), bytes_in(message.content))
+            records = RecordDict({"page": message_record(receipt)})
+        elif category == "query":
             answer, memory = ask(config, query, content, memory)
             records = RecordDict({"page": message_record(answer)})
         else:
@@ -109,14 +113,17 @@ def serve(grid: Any, config: Mapping[str, Any]) -> list[dict[str, Any]]:
     secure = bool(config.get("secure", False))
     if secure and "threshold" in config:
         options["threshold"] = float(config["threshold"])
-    folder = config.get("data") or os.environ.get("FEDDKD_DATA")
-    return execute(
+    folder, out = config.get("data") or os.environ.get("FEDDKD_DATA"), config.get("out", "runs")
+    summaries = execute(
         experiments,
-        out=Path(config.get("out", "runs")),
+        out=Path(out),
         engine=engine_on(grid, experiments[0], secure=secure, **options),
         data=Path(folder) if folder else None,
         every=Every(rounds=1),
     )
+    if not any("ended" in summary for summary in summaries):
+        deliver(grid, experiments[0], Path(out), options.get("deadline", SECONDS))
+    return summaries
 
 
 def engine_on(

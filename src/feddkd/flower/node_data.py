@@ -34,6 +34,7 @@ class NodeConfig:
     device: str = "cpu"  # where the clients compute
     network: Path | None = None  # the Python file with the network, if an experiment needs one
     initial: Path | None = None  # the weights that clients start from, for their private tensors
+    results: Path | None = None  # where the models of finished runs are kept
     context: Any = field(default=None, compare=False)
 
     def clients(self, experiment: Experiment) -> range:

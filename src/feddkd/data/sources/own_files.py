@@ -233,12 +233,13 @@ def _pictures(path: Path, side: int, colour: bool) -> tuple[Array, list[str]]:
             f"{path} has no folders with images; each class must be a folder, and the names of"
             f" images must end in one of {choices(IMAGES)}"
         )
-    images = np.stack([_picture(file, side, colour) for file in files])
+    images = np.stack([picture(file, side, colour) for file in files])
     return images, [file.parent.name for file in files]
 
 
 @reads("an image")
-def _picture(path: Path, side: int, colour: bool) -> Array:
+def picture(path: Path, side: int, colour: bool) -> Array:
+    """Return an image, resized to a square, as (channels, side, side)."""
     from PIL import Image
 
     with Image.open(path) as image:
