@@ -64,12 +64,13 @@ if TYPE_CHECKING:
     from feddkd.methods import server_optimiser as server_optimiser
     from feddkd.methods import server_yogi as server_yogi
     from feddkd.models.functional import functional as functional
+    from feddkd.tasks.task import Task as Task
 
 _install_old_paths()
 
 __all__ = [
     "METHODS", "ClientError", "DivergedError", "Experiment", "InputError", "NobodyAnsweredError",
-    "Result", "__version__", "astraea", "centralised", "data_sharing", "dkd", "fedacg",
+    "Result", "Task", "__version__", "astraea", "centralised", "data_sharing", "dkd", "fedacg",
     "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedbn", "fedcm", "feddf", "feddistill",
     "feddistill_plus", "feddyn", "feded", "fedexp", "fedgamma", "fedgen", "fedgkd", "fedlesam",
     "fedma", "fedmax", "fednova", "fedntd", "fedprox", "fedsam", "fedsmoo", "fedspeed", "fedyogi",
@@ -86,6 +87,7 @@ _PLACES = {
     "feddkd.errors": ["ClientError", "DivergedError", "InputError", "NobodyAnsweredError"],
     "feddkd.experiment": ["Experiment"],
     "feddkd.models.functional": ["functional"],
+    "feddkd.tasks.task": ["Task"],
 }
 _MODULES = {name: module for module, names in _PLACES.items() for name in names}
 

@@ -22,7 +22,7 @@ from feddkd.reports.html.chart_data import figures
 from feddkd.reports.html.page import html as write_page
 from feddkd.reports.html.verdicts import ranked, verdicts
 from feddkd.reports.tables import as_json, grid
-from feddkd.rounds.evaluation import judging
+from feddkd.rounds.evaluation import ONE_OF_TWO, judging
 from feddkd.rounds.loop import _good
 from feddkd.rounds.metrics import ACCURACY, DEFAULT, METRICS, Metric, find_metrics, headline
 from feddkd.rounds.metrics import register as add
@@ -232,7 +232,7 @@ def test_a_bad_loss_is_noticed_also_if_no_row_shows_it(monkeypatch: pytest.Monke
 
 
 def test_engines_see_the_same_phase_in_every_round() -> None:
-    assert judging("test", DEFAULT, 3) is judging("test", DEFAULT, 3)
+    assert judging("test", DEFAULT, ONE_OF_TWO) is judging("test", DEFAULT, ONE_OF_TWO)
 
 
 # --- names

@@ -22,6 +22,7 @@ from feddkd.data.partitions.registry import Partition, Split, Table
 from feddkd.data.transforms import Transform
 from feddkd.errors import InputError
 from feddkd.randomness import Key, generator
+from feddkd.tasks.task import Task
 from feddkd.trees import (
     Tree,
     are_equal,
@@ -58,6 +59,8 @@ class Federation:
     public: Indices = field(default_factory=lambda: np.arange(0))
     # for each client, the part of `validation` that is like its own_test
     own_validation: Sequence[Indices] | None = None
+    # how many positions of each example in the store count in means; None: one in each
+    units: Indices | None = None
 
     @property
     def device(self) -> torch.device:
@@ -96,6 +99,17 @@ class Federation:
             return self.sizes
         return [len(self.indices(source, client)) for client in range(len(self.train))]
 
+    def weight(self, source: Source, client: int) -> int:
+        """Return the weight of a client in means: its examples, or their positions that count."""
+        indices = self.indices(source, client)
+        return len(indices) if self.units is None else int(self.units[indices].sum())
+
+    def weights(self, source: Source) -> list[int]:
+        """Return the weight of each client in means."""
+        if self.units is None:
+            return self.counts(source)
+        return [self.weight(source, client) for client in range(len(self.train))]
+
     def indices(self, source: Source, client: int) -> Indices:
         """Return the positions in the store of a client's or the server's examples."""
         if source == "train":
@@ -113,6 +127,12 @@ class Federation:
             "validation": (self.validation, self.own_validation),
         }[source]
         return common if client == SERVER or by_client is None else by_client[client]
+
+    def for_task(self, task: Task, dtype: torch.dtype) -> "Federation":
+        """Return the federation with its targets as a task learns them, and what counts of them."""
+        y = task.learned(self.y, dtype)
+        units = task.units(y)
+        return replace(self, y=y, units=None if units is None else units.cpu().numpy())
 
     def to(self, device: torch.device) -> "Federation":
         def moved(tensor: Tensor) -> Tensor:
@@ -141,7 +161,8 @@ def divide(
     are those of the whole training set. With `own_tests` each client has test and validation
     examples like its training examples.
     """
-    labels = data.train.y.numpy()
+    transform.check(data.train.x)
+    labels = _strata(data.train, data)
     if partition.fixed:
         split = partition(_table(data, np.arange(len(labels))), clients, key)
         taken = IndexLists.of(split.train).values
@@ -185,8 +206,19 @@ def divide(
         own_validation=_own_validation(data, held_out, split),
     )
     if partition.changes:
+        _check_changes(data, partition.changes)
         _change(federation, partition.changes, key)
     return federation, split
+
+
+def _check_changes(data: Data, changes: Sequence[Change]) -> None:
+    """Raise InputError if examples are not of one tensor, or have no labels to change."""
+    for change in changes:
+        if change.examples is not None and not isinstance(data.train.x, Tensor):
+            kind = kind_in_words(data.train.x)
+            raise InputError(f"{change} changes examples of one tensor; these have {kind}")
+        if change.labels is not None and not data.has_labels:
+            raise InputError(f"{change} changes class labels, and data {data.name!r} have none")
 
 
 def _change(federation: Federation, changes: Sequence[Change], key: Key) -> None:
@@ -221,15 +253,14 @@ def _like_tests(data: Data, validation: Indices, tests: Sequence[Indices]) -> tu
     They have the same shares of domains, if the data have domains, and otherwise of labels.
     The clients' sets may overlap, because no client trains on them.
     """
-    kinds, test_kinds = _kinds(data.train), _kinds(data.test)
+    kinds, test_kinds = _kinds(data.train, data), _kinds(data.test, data)
     return tuple(
         _in_shares(kinds, validation, test_kinds[test], client) for client, test in enumerate(tests)
     )
 
 
-def _kinds(part: Examples) -> Indices:
-    kinds: Indices = (part.y if part.domain is None else part.domain).numpy()
-    return kinds
+def _kinds(part: Examples, data: Data) -> Indices:
+    return _strata(part, data) if part.domain is None else part.domain.numpy()
 
 
 def _in_shares(kinds: Indices, validation: Indices, wanted: Indices, client: int) -> Indices:
@@ -258,14 +289,20 @@ def together(federations: Sequence[Federation]) -> list[Federation]:
     return [replace(other, x=first.x, y=first.y) for other in federations]
 
 
+def _strata(part: Examples, data: Data) -> Indices:
+    """Return the class of each example; without class labels all are of one."""
+    strata: Indices = part.y.numpy() if data.has_labels else np.zeros(len(part), np.int64)
+    return strata
+
+
 def _table(data: Data, part: Indices) -> Table:
     """Return the table that a partition reads, of some of the training examples."""
     return Table(
-        labels=data.train.y.numpy()[part],
-        test_labels=data.test.y.numpy(),
+        labels=_strata(data.train, data)[part],
+        test_labels=_strata(data.test, data),
         domains=None if data.train.domain is None else data.train.domain.numpy()[part],
         test_domains=None if data.test.domain is None else data.test.domain.numpy(),
-        classes=data.classes,
+        classes=data.classes if data.has_labels else 0,
     )
 
 
@@ -313,10 +350,11 @@ def assemble(
     ends = np.cumsum([len(part) for part in parts])
     ranges = [np.arange(end - len(part), end) for part, end in zip(parts, ends, strict=True)]
     y = cat([part.y for part in parts])
+    has_labels = isinstance(y, Tensor) and y.dim() == 1 and not y.is_floating_point()
     return Federation(
         x=cat([part.x for part in parts]),
         y=y,
-        classes=int(y.max()) + 1,
+        classes=int(y.max()) + 1 if has_labels else 0,
         transform=transform,
         train=IndexLists.of(ranges[: len(clients)]),
         own_test=None,

@@ -100,13 +100,16 @@ def read(
     return Batch(x, take(federation.y, positions), share, step_key)
 
 
-def example_counts(federation: Federation, phase: Phase, cohort: Sequence[int]) -> list[int]:
-    """Return the number of examples that each client of a cohort has for a phase."""
-    return [len(federation.indices(phase.reads.source, client)) for client in cohort]
+def client_weights(federation: Federation, phase: Phase, cohort: Sequence[int]) -> list[int]:
+    """Return the weight of each client of a cohort in means: how many of its examples count."""
+    return [federation.weight(phase.reads.source, client) for client in cohort]
 
 
 def gather(phase: Phase, stacked: Groups, examples: Sequence[int]) -> Groups:
-    """Return the uploads, stacked over clients, gathered: each group by the phase's rule for it."""
+    """Return the uploads, stacked over clients, gathered: each group by the phase's rule for it.
+
+    `examples` are the clients' weights in means by examples.
+    """
     gathered: dict[str, Tensors] = {}
     for group, rule in phase.collect.items():
         if rule is Collect.EVERY:

@@ -211,10 +211,11 @@ class ExchangeRequest(NodeRequest):
 
 @dataclass(frozen=True)
 class ClientInfo(WireMessage):
-    """The sizes of a client's data sets, and the tags of the tensors that it holds."""
+    """The sizes of a client's data sets, the tags of the tensors that it holds, and its weights."""
 
     counts: Mapping[str, int]
     held: tuple[str, ...]
+    weights: Mapping[str, int] | None = None  # in means; null: the sizes
 
 
 @dataclass(frozen=True)

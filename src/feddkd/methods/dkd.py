@@ -122,7 +122,9 @@ def dkd(
     rate = Rate(lr, lr_decay, lr_step_decay, rounds=rounds, steps=repetitions)
     phase = Phase(
         name="distil",
-        client=_on_own_copy(gradient, needs) if local_steps > 1 or gathering != PLAINLY else gradient,
+        client=_on_own_copy(gradient, needs)
+        if local_steps > 1 or gathering != PLAINLY
+        else gradient,
         server=partial(_cautious if auto else _descend, momentum),
         reads=Reads(batch_size, steps=local_steps, spare=spare if auto else 0),
         collect={"gradient": mean, "probe": mean} if auto else {"gradient": mean},

@@ -1,9 +1,9 @@
 """Local training, the exchange that most methods share (Algorithm 1, Client-LocalTrain).
 
-    w_k: from w_t,  w <- optimiser(w, grad[ loss(f(w; x), y) + terms ])  over client k's mini-batches
+    w_k: from w_t,  w <- optimiser(w, grad[ l(f(w; x), y) + terms ])  over client k's mini-batches
     w_{t+1} = sum_k n_k / (sum_i n_i) w_k
 
-A method adds its terms to the loss.
+l is the loss of the task, by default cross-entropy; a method adds its terms to it.
 """
 
 from collections.abc import Callable, Mapping

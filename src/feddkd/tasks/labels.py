@@ -54,9 +54,6 @@ def multilabel() -> Task:
     )
 
 
-CLASSIFICATION = classification()
-
-
 def _binary_loss(output: Tensor, target: Tensor, share: Tensor) -> Tensor:
     return (binary_cross_entropy(output.reshape(target.shape), target) * share).sum()
 
@@ -86,3 +83,6 @@ def _check_zero_or_one(target: Tensor) -> str:
     least, most = target.min().item(), target.max().item()
     fits = least >= 0 and most <= 1
     return "" if fits else f"its targets are 0 or 1, and these are in {least:g}..{most:g}"
+
+
+CLASSIFICATION = classification()

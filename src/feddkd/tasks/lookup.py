@@ -8,8 +8,15 @@ from feddkd.spec.python_file import names_file, read_file_function
 from feddkd.tasks import labels as _labels  # noqa: F401  # registers its tasks
 from feddkd.tasks import positions as _positions  # noqa: F401
 from feddkd.tasks import regression as _regression  # noqa: F401
-from feddkd.tasks.labels import CLASSIFICATION
-from feddkd.tasks.task import TASKS, Task
+from feddkd.tasks.task import TASKS as TASKS
+from feddkd.tasks.task import Task
+
+
+def task_digest_text(text: str) -> str:
+    """Return a task's text in digests; a Python file is read and not run."""
+    if names_file(text):
+        return read_file_function("task", text).spelled.canonical
+    return TASKS.one(text).canonical
 
 
 def find_task(given: Any) -> Task:

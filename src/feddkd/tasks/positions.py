@@ -1,6 +1,6 @@
 """Tasks with a class for each position of an example: pixels and tokens.
 
-A position whose target is `ignored` does not count, neither in a batch nor in the weight of a client.
+A position that is ignored does not count, neither in a batch nor in the weight of a client.
 """
 
 from collections.abc import Callable

@@ -12,9 +12,7 @@ from feddkd.trees import Tree
 
 
 @TASKS.register
-def regression(
-    *, loss: Literal["mse", "mae", "huber"] = "mse", delta: Positive = 1.0
-) -> Task:
+def regression(*, loss: Literal["mse", "mae", "huber"] = "mse", delta: Positive = 1.0) -> Task:
     """Numbers for each example: outputs and targets (N,) or (N, numbers).
 
     The loss is the mean over the numbers, as in torch; `delta` is Huber's. The divergence is the

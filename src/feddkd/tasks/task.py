@@ -53,9 +53,9 @@ def _as_many_as_classes(target: Tree, classes: int) -> int:
 class Task(Spelled):
     """What is learned: pure functions of outputs and targets, batch first, and metrics.
 
-    The shares weigh the examples of a batch, or with `counted` their positions: they sum to one, and
-    what does not count has the share 0. So sum(shares * loss of each) is a mean. The functions must
-    be pure and must not branch on a tensor, because engines vmap, trace and record them.
+    The shares weigh the examples of a batch, or with `counted` their positions: they sum to one,
+    and what does not count has the share 0. So sum(shares * loss of each) is a mean. The functions
+    must be pure and must not branch on a tensor, because engines vmap, trace and record them.
     """
 
     loss: TaskLoss  # what local training minimises
@@ -100,7 +100,7 @@ class Task(Spelled):
         return None if self.counted is None else self.counted(target).flatten(1).sum(1)
 
     def learned(self, target: Tree, dtype: torch.dtype) -> Tree:
-        """Return stored targets as the loss takes them: floating-point numbers in the run's type."""
+        """Return stored targets as the loss takes them; `dtype` is that of the run."""
         return map_tensors(
             lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor,
             self.prepare(target),

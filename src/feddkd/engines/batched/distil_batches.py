@@ -12,7 +12,7 @@ from torch import Tensor
 
 from feddkd.engines.batched.folds import Shapes, shapes, stacked
 from feddkd.engines.batched.lanes import BatchTable, Lane, Store
-from feddkd.engines.client import example_counts
+from feddkd.engines.client import client_weights
 from feddkd.engines.interface import Order
 from feddkd.method import Batch, Collect, Exchange
 from feddkd.tensors import Groups
@@ -143,5 +143,5 @@ def _batches(
 def _weights(exchange: Exchange, order: Order, store: Store) -> list[float]:
     counts = [1] * len(order.cohort)
     if Collect.MEAN_BY_EXAMPLES in exchange.phase.collect.values():
-        counts = example_counts(store.federations[order.run], exchange.phase, order.cohort)
+        counts = client_weights(store.federations[order.run], exchange.phase, order.cohort)
     return [count / sum(counts) for count in counts]

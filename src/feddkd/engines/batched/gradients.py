@@ -25,7 +25,7 @@ from feddkd.engines.batched.folds import Shapes, shapes, stacked, take_lane
 from feddkd.engines.batched.lanes import Store
 from feddkd.engines.batched.memory import ran_out
 from feddkd.engines.batched.strategies import GRAPHS, StrategyChooser
-from feddkd.engines.client import example_counts, gather
+from feddkd.engines.client import client_weights, gather
 from feddkd.engines.compile.cuda_folds import GraphOptions
 from feddkd.engines.compile.simplify import trimmed
 from feddkd.engines.compile.trace import compiled
@@ -139,7 +139,7 @@ class Gradients:
         uploads = [by_position[position] for position in sorted(by_position)]
         phase = exchange.phase
         only_gradient = replace(phase, collect={"gradient": phase.collect["gradient"]}, every={})
-        examples = example_counts(self.store.federations[order.run], phase, order.cohort)
+        examples = client_weights(self.store.federations[order.run], phase, order.cohort)
         return gather(only_gradient, stacked(uploads), examples)
 
     def _gradients(

@@ -26,7 +26,8 @@ def _right(output: Tensor, batch: Batch) -> Tensor:
             "this metric needs a target of 0 or 1 for each logit; the targets have the shape"
             f" {tuple(batch.y.shape)}, the logits have {tuple(output.shape)}"
         )
-    return (output > 0) == (batch.y > 0)
+    right: Tensor = (output > 0) == (batch.y > 0)
+    return right
 
 
 def _exact_matches(output: Tensor, batch: Batch) -> Tensors:
