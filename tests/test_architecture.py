@@ -16,8 +16,9 @@ SOURCE = ROOT / "src" / "feddkd"
 # Imports go one way: a package may import those on the lines above it, and nothing from its own
 # line but itself.
 LEVELS = [
-    ["errors", "version", "randomness", "tensors", "old_paths"],
+    ["errors", "version", "randomness", "tensors", "trees", "old_paths"],
     ["spec"],
+    ["tasks"],
     ["data", "models"],
     ["method"],
     ["engines", "methods"],

@@ -61,19 +61,22 @@ if TYPE_CHECKING:
     from feddkd.methods import server_adagrad as server_adagrad
     from feddkd.methods import server_adam as server_adam
     from feddkd.methods import server_momentum as server_momentum
+    from feddkd.methods import server_optimiser as server_optimiser
     from feddkd.methods import server_yogi as server_yogi
     from feddkd.models.functional import functional as functional
+    from feddkd.tasks.task import Task as Task
 
 _install_old_paths()
 
 __all__ = [
     "METHODS", "ClientError", "DivergedError", "Experiment", "InputError", "NobodyAnsweredError",
-    "Result", "__version__", "astraea", "centralised", "data_sharing", "dkd", "fedacg",
+    "Result", "Task", "__version__", "astraea", "centralised", "data_sharing", "dkd", "fedacg",
     "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedbn", "fedcm", "feddf", "feddistill",
     "feddistill_plus", "feddyn", "feded", "fedexp", "fedgamma", "fedgen", "fedgkd", "fedlesam",
     "fedma", "fedmax", "fednova", "fedntd", "fedprox", "fedsam", "fedsmoo", "fedspeed", "fedyogi",
     "functional", "load", "local_bn", "local_only", "mofedsam", "moon", "parse", "private", "run",
-    "scaffold", "server_adagrad", "server_adam", "server_momentum", "server_yogi", "simulate",
+    "scaffold", "server_adagrad", "server_adam", "server_momentum",
+    "server_optimiser", "server_yogi", "simulate",
 ]  # fmt: skip
 # module -> the names that it has
 _PLACES = {
@@ -84,6 +87,7 @@ _PLACES = {
     "feddkd.errors": ["ClientError", "DivergedError", "InputError", "NobodyAnsweredError"],
     "feddkd.experiment": ["Experiment"],
     "feddkd.models.functional": ["functional"],
+    "feddkd.tasks.task": ["Task"],
 }
 _MODULES = {name: module for module, names in _PLACES.items() for name in names}
 

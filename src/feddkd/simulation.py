@@ -7,7 +7,6 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import torch
-from torch import Tensor
 
 from feddkd.data.federation import Federation, together
 from feddkd.engines.interface import Engine, EngineFactory
@@ -19,11 +18,13 @@ from feddkd.models.functional import Model
 from feddkd.models.proof import FEW, prove
 from feddkd.rounds.availability import Tolerance
 from feddkd.rounds.costs import Costs
-from feddkd.rounds.evaluation import Protocol, confusions
+from feddkd.rounds.evaluation import Protocol, Sample, confusions
 from feddkd.rounds.loop import PATIENT, Row, Run, cohort_size, play
 from feddkd.rounds.metrics import DEFAULT, Metric
 from feddkd.rounds.privacy import ledger
+from feddkd.tasks.task import check_offers
 from feddkd.tensors import Groups, Tensors, to
+from feddkd.trees import Tree, first_tensor, take, tensors_of
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -173,7 +174,7 @@ class Simulation:
             last=last,
             protocol=job.protocol,
             metrics=job.metrics,
-            outputs=self.begun.outputs,
+            sample=self.begun.sample,
             diagnostics=job.diagnostics,
             first=first,
             tolerance=job.tolerance,
@@ -203,8 +204,10 @@ class Simulation:
 
     def confusions(self) -> dict[int, list[list[int]]]:
         """Return the confusion matrix of each run's model: the numbers of test examples by label
-        (row) and prediction (column).
+        (row) and prediction (column). There are none for tasks without classes.
         """
+        if "classes" not in self.model.task.offers:
+            return {}
         states = [(run.index, run.state) for run in self.going]
         classes = self.begun.federations[0].classes
         matrices = confusions(self._quiet_engine(), states, self.job.protocol, classes)
@@ -229,29 +232,37 @@ class Begun(NamedTuple):
     federations: list[Federation]
     runs: list[Run]
     memos: list[Groups]  # the first memo of the clients, for each run
-    outputs: int  # the number of logits of an example
+    sample: Sample  # what one example's output and target look like
 
 
 def begin(job: Job, device: torch.device) -> Begun:
     """Return a job before its first round; raise an InputError if its parts do not fit together."""
+    task = job.model.task
     job.method.check_order()
+    job.method.check_task(task)
+    if job.diagnostics:
+        check_offers(task, frozenset({"classes"}), "diagnostics")
     job.tolerance.availability.check(job.method.fitted(job.model), job.clients)
     job.cohort_size  # noqa: B018  # raises if there are too few clients
-    federations = together([start.federation.to(device) for start in job.starts])
+    federations = together(
+        [start.federation.to(device).for_task(task, job.dtype) for start in job.starts]
+    )
     model, runs, memos = job.model.on(device, job.dtype), list[Run](), list[Groups]()
     for index, (start, federation) in enumerate(zip(job.starts, federations, strict=True)):
         params, buffers = (to(group, device, job.dtype) for group in (start.params, start.buffers))
         if index == 0:
+            federation.transform.check(federation.x)
             tried = federation.transform(_few(federation.x), job.dtype)
             model = prove(model, params, buffers, tried)
-        outputs = _check_fit(model, params, buffers, federation, job.dtype)
+        sample = _check_fit(model, params, buffers, federation, job)
         _check_public(job.method, federation)
         world = World(
             ("method", start.seed),
             len(federation.train),
             federation.classes,
             len(federation.public),
-            outputs,
+            sample.output.shape[1:].numel(),
+            tuple(sample.output.shape[1:]),
         )
         state, memo = job.method.start(model, params, buffers, world)
         validates, like = (
@@ -260,33 +271,41 @@ def begin(job: Job, device: torch.device) -> Begun:
         )
         runs.append(Run(index, start.seed, state, validates, empty=like.new_zeros(())))
         memos.append(memo)
-    return Begun(model, federations, runs, memos, outputs)
+    return Begun(model, federations, runs, memos, sample)
 
 
-def _few(x: Tensor) -> Tensor:
+def _few(x: Tree) -> Tree:
     """Return a few examples to try a network on. Of tokens these contain the smallest and the
     largest, which the network may not know.
     """
-    if x.dtype != torch.int64:
-        return x[:FEW]
-    return x[[int(x.amin(1).argmin()), int(x.amax(1).argmax()), *range(min(FEW - 2, len(x)))]]
+    extremes: list[int] = []
+    for tensor in tensors_of(x):
+        if tensor.dtype == torch.int64:
+            rows = tensor.flatten(1) if tensor.dim() > 1 else tensor[:, None]
+            extremes += [int(rows.amin(1).argmin()), int(rows.amax(1).argmax())]
+    count = min(max(FEW - len(extremes), 1), len(first_tensor(x)))
+    return take(x, [*extremes, *range(count)] if extremes else slice(FEW))
 
 
 def _check_fit(
-    model: Model, params: Tensors, buffers: Tensors, federation: Federation, dtype: torch.dtype
-) -> int:
-    """Return the number of logits that the network returns for an example; raise InputError if they
-    are fewer than the labels. Only a call of the network shows the number.
+    model: Model, params: Tensors, buffers: Tensors, federation: Federation, job: Job
+) -> Sample:
+    """Return what one example's output and target look like; raise InputError if they do not fit
+    the task or the metrics. Only a call of the network shows its output.
     """
-    x = federation.transform(federation.x[:FEW], dtype)
+    x, key = federation.transform(take(federation.x, slice(FEW)), job.dtype), torch.tensor(0)
     with torch.no_grad():
-        logits = model(params, buffers, x, mode="eval", key=torch.tensor(0, device=x.device)).logits
-    if logits.shape[1] < federation.classes:
+        key = key.to(federation.device)
+        output = model(params, buffers, x, mode="eval", key=key).logits
+    model.task.check_fit(federation.x, output, federation.y)
+    if "classes" in model.task.offers and output.shape[1] < federation.classes:
         raise InputError(
             f"labels go up to {federation.classes - 1}, so an example needs {federation.classes}"
-            f" logits or more; the network returns {logits.shape[1]}"
+            f" logits or more; the network returns {output.shape[1]}"
         )
-    return int(logits.shape[1])
+    sample = Sample(output[:1].cpu(), take(federation.y, slice(1)), model.task)
+    sample.check(job.metrics)
+    return sample
 
 
 def _check_public(method: Method, federation: Federation) -> None:

@@ -24,7 +24,8 @@ def images(count: int = 40, channels: int = 3, side: int = 6) -> Tensor:
 def applied(
     text: str, x: Tensor, key: Tensor | None = None, scale: float = 1.0
 ) -> np.ndarray[Any, Any]:
-    return transform(text, scale)(x, torch.float64, key).numpy()
+    result: Tensor = transform(text, scale)(x, torch.float64, key)
+    return result.numpy()
 
 
 def test_the_empty_transform_only_scales() -> None:

@@ -4,9 +4,11 @@ its commands and what they say when something is wrong; certificates, keys, the 
 data.
 """
 
+import os
 import socket
 import stat
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +29,14 @@ from feddkd.cli.flower_node import _function
 from feddkd.flower.apps import NodeApp, serve
 from feddkd.flower.deployment.template import FILES
 from flower_double import Double, rows
+
+
+@pytest.fixture(autouse=True)
+def _umask() -> Iterator[None]:
+    """Commands for real machines write private files; the next test is another command."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
 
 
 def feddkd(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
@@ -60,6 +70,10 @@ WRONG = {
     ),
     "client host:1 --part 0 --parts 2 --key k --authority k --load k.py:read": (
         "k.py has no function 'read'"
+    ),
+    "client host:1 --part 0 --parts 2 --key k --authority k --device tpu": "tpu",
+    "client host:1 --part 0 --parts 2 --key k --authority k --network none.py": (
+        "there is no file none.py"
     ),
     "key k": "k already holds a key",
     "init full": "full is not empty",

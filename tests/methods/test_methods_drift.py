@@ -25,7 +25,7 @@ from small import clients, distance, network, pooled, run
 from test_engines import ON_CUDA, apart, needs_cuda
 from test_engines import run as engine_run
 from test_laws import watched
-from test_reference import DKD, DKD_TEXT, NESTEROV, SGD
+from test_reference import DKD, DKD_TEXT, NESTEROV, SGD, warm_line
 
 L = "epochs=2, batch_size=4, lr=0.05"
 ADAM = partial(torch.optim.Adam, weight_decay=0.01)
@@ -41,6 +41,12 @@ CASES: list[tuple[str, Make, dict[str, Any]]] = [
         {**HEAVY, "lr_decay": 0.5},
     ),
     (f"scaffold({L}, momentum=0.9, nesterov=True, weight_decay=0.01)", Scaffold, AHEAD),
+    (
+        f"scaffold({L}, momentum=0.9, nesterov=True, weight_decay=0.01,"
+        " lr_schedule='step(every=1)', lr_step_schedule='linear(over=7, warmup=2)')",
+        Scaffold,
+        {**AHEAD, "by_round": lambda t: 0.1 ** (t - 1), "by_step": warm_line},
+    ),
     (f"scaffold({L}) | {T}", Scaffold, {"dkd": DKD}),
     (f"feddyn({L})", FedDyn, {}),
     (
@@ -57,6 +63,17 @@ CASES: list[tuple[str, Make, dict[str, Any]]] = [
     (f"fednova({L})", FedNova, {}),
     (f"fednova({L}, momentum=0.9, weight_decay=0.01)", FedNova, HEAVY),
     (f"fednova({L}, momentum=0.9, nesterov=True, weight_decay=0.01)", FedNova, AHEAD),
+    (
+        f"fednova({L}, momentum=0.9, max_gradient_norm=0.5,"
+        " lr_step_schedule='linear(over=7, warmup=2)')",
+        FedNova,
+        {
+            "optimiser": partial(SGD, momentum=0.9),
+            "rho": 0.9,
+            "max_norm": 0.5,
+            "by_step": warm_line,
+        },
+    ),
     (f"fednova({L}) | {T}", FedNova, {"dkd": DKD}),
     (f"moon({L})", Moon, {}),
     (f"moon({L}, mu=5, temperature=0.2)", Moon, {"mu": 5, "temperature": 0.2}),

@@ -6,6 +6,7 @@ epoch.
 """
 
 import copy
+import math
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,7 @@ from plain import Plain, fedmax_code, fedmax_paper, proximal_mean, proximal_sum
 # with batches of four each epoch ends in a batch of two: batch norm cannot train on one
 SIZES = (10, 14, 22, 18)
 SGD, ADAM = torch.optim.SGD, torch.optim.Adam
+ADAMW, ADAGRAD, RMSPROP = torch.optim.AdamW, torch.optim.Adagrad, torch.optim.RMSprop
 
 
 def clients(seed: int = 0) -> list[tuple[Tensor, Tensor]]:
@@ -60,7 +62,64 @@ DKD = {"steps": 3, "batch_size": 5, "lr": 0.3, "lr_decay": 0.5, "lr_step_decay":
 DKD_TEXT = "dkd(steps=3, batch_size=5, lr=0.3, lr_decay=0.5, lr_step_decay=0.7{})"
 NESTEROV = partial(SGD, momentum=0.9, nesterov=True, weight_decay=0.01)
 
+
+def half_cosine(t: int) -> float:
+    """cosine(over=4, end=0.2)"""
+    return 0.2 + 0.8 * (1 + math.cos(math.pi * (t - 1) / 4)) / 2
+
+
+def warm_line(j: int) -> float:
+    """linear(over=7, warmup=2)"""
+    return j / 3 if j <= 2 else max(0.0, 1 - (j - 3) / 5)
+
+
 CASES: list[tuple[str, str, dict[str, Any]]] = [
+    (
+        f"fedavg({LOCAL}, lr=0.01, optimiser='adamw', weight_decay=0.1, eps=0.001)",
+        "bn",
+        {"optimiser": partial(ADAMW, weight_decay=0.1, eps=0.001), "lr": 0.01},
+    ),
+    (
+        f"fedavg({LOCAL}, lr=0.01, optimiser='adagrad', eps=0.001)",
+        "plain",
+        {"optimiser": partial(ADAGRAD, eps=0.001), "lr": 0.01},
+    ),
+    (
+        f"fedavg({LOCAL}, lr=0.01, optimiser='rmsprop', beta2=0.9, momentum=0.5, eps=0.001)",
+        "plain",
+        {"optimiser": partial(RMSPROP, alpha=0.9, momentum=0.5, eps=0.001), "lr": 0.01},
+    ),
+    (
+        f"fedavg({LOCAL}, lr=0.05, momentum=0.9, max_gradient_norm=0.5)",
+        "plain",
+        {"optimiser": partial(SGD, momentum=0.9), "lr": 0.05, "max_norm": 0.5},
+    ),
+    (
+        f"fedavg({LOCAL}, lr=0.05, lr_schedule='cosine(over=4, end=0.2)')",
+        "plain",
+        {"optimiser": SGD, "lr": 0.05, "by_round": half_cosine},
+    ),
+    (
+        f"fedavg({LOCAL}, lr=0.05, momentum=0.9, lr_step_schedule='linear(over=7, warmup=2)')",
+        "plain",
+        {"optimiser": partial(SGD, momentum=0.9), "lr": 0.05, "by_step": warm_line},
+    ),
+    (
+        f"fedavg({LOCAL}, lr=0.05) | dkd(steps=3, batch_size=5, lr=0.3,"
+        " lr_schedule='cosine(over=4, end=0.2)', lr_step_schedule='linear(over=7, warmup=2)')",
+        "plain",
+        {
+            "optimiser": SGD,
+            "lr": 0.05,
+            "dkd": {
+                "steps": 3,
+                "batch_size": 5,
+                "lr": 0.3,
+                "by_round": half_cosine,
+                "by_step": warm_line,
+            },
+        },
+    ),
     (f"fedavg({LOCAL}, lr=0.05)", "plain", {"optimiser": SGD, "lr": 0.05}),
     (f"fedavg({LOCAL}, lr=0.05)", "bn", {"optimiser": SGD, "lr": 0.05}),
     (

@@ -34,11 +34,14 @@ class Plain:
     lr: float
     lr_decay: float = 1.0
     extra: Extra | None = None
-    # steps, batch_size, lr, lr_decay, lr_step_decay, warmup, student
+    # steps, batch_size, lr, lr_decay, lr_step_decay, warmup, student, by_round, by_step
     dkd: dict[str, Any] | None = None
     private: Callable[[str], bool] = lambda name: False
     own: dict[int, dict[str, Tensor]] = field(default_factory=dict)  # client -> its private tensors
     dkd_phase: int = 1  # DKD's place among the method's phases, counted from 0
+    by_round: Callable[[int], float] = lambda t: 1.0  # factors of lr
+    by_step: Callable[[int], float] = lambda j: 1.0
+    max_norm: float | None = None  # of a gradient
 
     def run(self, rounds: int, cohort: int) -> None:
         for t in range(1, rounds + 1):
@@ -60,8 +63,8 @@ class Plain:
         features: list[Tensor] = []
         last = [module for module in net.modules() if isinstance(module, nn.Linear)][-1]
         last.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0]))
-        optimiser = self.optimiser(net.parameters(), lr=self.lr * self.lr_decay ** (t - 1))
-        for indices in draw(self.reads, len(y), (self.seed, t, 0, 1, k)):
+        optimiser = self.optimiser(net.parameters(), lr=self.rate(t))
+        for j, indices in enumerate(draw(self.reads, len(y), (self.seed, t, 0, 1, k)), 1):
             loss = cross_entropy(net(x[indices]), y[indices])
             if self.extra is not None:
                 loss = loss + self.extra(net, sent, features[-1])
@@ -70,9 +73,19 @@ class Plain:
                 parameters, torch.autograd.grad(loss, parameters), strict=True
             ):
                 parameter.grad = gradient
-            optimiser.step()
+            self.step(optimiser, net, t, j)
         last._forward_pre_hooks.clear()
         return net
+
+    def rate(self, t: int) -> float:
+        return self.lr * self.lr_decay ** (t - 1) * self.by_round(t)
+
+    def step(self, optimiser: torch.optim.Optimizer, net: nn.Module, t: int, j: int) -> None:
+        if self.max_norm is not None:
+            nn.utils.clip_grad_norm_(net.parameters(), self.max_norm)
+        for group in optimiser.param_groups:
+            group["lr"] = self.rate(t) * self.by_step(j)
+        optimiser.step()
 
     def average(self, teachers: dict[int, nn.Module]) -> None:
         total = sum(len(self.clients[k][1]) for k in teachers)
@@ -99,7 +112,7 @@ class Plain:
             for name, parameter in self.net.named_parameters()
             if not self.private(name)
         }
-        for k, teacher in teachers.items():
+        for k in teachers:
             (indices,) = draw(
                 Reads(self.dkd["batch_size"], steps=1),
                 len(self.clients[k][1]),
@@ -109,7 +122,7 @@ class Plain:
             if self.dkd.get("student") == "batch":
                 student.train()
             with torch.no_grad():
-                taught = softmax(copy.deepcopy(teacher).eval()(x), dim=1)
+                taught = self.taught(teachers, k, j, indices)
             loss = -(taught * log_softmax(student(x), dim=1)).sum(dim=1).mean()
             shared = [parameter for name, parameter in student.named_parameters() if name in sums]
             for name, gradient in zip(sums, torch.autograd.grad(loss, shared), strict=True):
@@ -118,11 +131,17 @@ class Plain:
             self.dkd["lr"]
             * self.dkd.get("lr_decay", 1.0) ** (t - 1)
             * self.dkd.get("lr_step_decay", 1.0) ** (j - 1)
+            * self.dkd.get("by_round", lambda t: 1.0)(t)
+            * self.dkd.get("by_step", lambda j: 1.0)(j)
         )
         with torch.no_grad():
             for name, parameter in self.net.named_parameters():
                 if name in sums:
                     parameter.sub_(gamma * sums[name] / len(teachers))
+
+    def taught(self, teachers: dict[int, nn.Module], k: int, j: int, indices: Any) -> Tensor:
+        """What client k is taught in step j: its own model's distribution."""
+        return softmax(copy.deepcopy(teachers[k]).eval()(self.clients[k][0][indices]), dim=1)
 
 
 def proximal_sum(mu: float) -> Extra:

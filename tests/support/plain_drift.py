@@ -33,12 +33,6 @@ def logits(net: nn.Module, x: Tensor) -> Tensor:
         return copy.deepcopy(net).eval()(x)  # type: ignore[no-any-return]
 
 
-def length(steps: int, rho: float, nesterov: bool) -> float:
-    """The sum over gradients of the weight that each has in the whole move, by definition."""
-    velocity = [sum(rho ** (j - i) for i in range(j + 1)) for j in range(steps)]
-    return sum(1 + rho * v for v in velocity) if nesterov else sum(velocity)
-
-
 @dataclass
 class Hooked(Plain):
     """Local training with places to hook in."""
@@ -61,11 +55,11 @@ class Hooked(Plain):
         sent, net, (x, y) = self.client_view(k), self.client_view(k).train(), self.clients[k]
         optimiser = self.optimiser(net.parameters(), lr=self.rate(t))
         batches = draw(self.reads, len(y), (self.seed, t, 0, 1, k))
-        for at in batches:
+        for j, at in enumerate(batches, 1):
             gradients = self.gradients(k, net, sent, x[at], y[at])
             for name, parameter in net.named_parameters():
                 parameter.grad = self.direction(k, name, gradients[name])
-            optimiser.step()
+            self.step(optimiser, net, t, j)
         self.end(k, t, net, sent, len(batches))
         return net
 
@@ -81,8 +75,14 @@ class Hooked(Plain):
     def loss(self, k: int, out: Tensor, y: Tensor) -> Tensor:
         return cross_entropy(out, y)
 
-    def rate(self, t: int) -> float:
-        return self.lr * self.lr_decay ** (t - 1)
+    def length(self, steps: int) -> float:
+        """The sum over gradients of the weight that each has in the whole move, by definition, in
+        units of the round's rate.
+        """
+        rho = self.rho
+        velocity = [sum(rho ** (j - i) for i in range(j + 1)) for j in range(steps)]
+        weights = [1 + rho * v for v in velocity] if self.nesterov else velocity
+        return sum(self.by_step(j) * weight for j, weight in enumerate(weights, 1))
 
     def shared(self) -> list[str]:
         return [name for name, _ in self.net.named_parameters() if not self.private(name)]
@@ -112,7 +112,7 @@ class Scaffold(Hooked):
         before, after, scale = (
             numbers(sent),
             numbers(net),
-            length(steps, self.rho, self.nesterov) * self.rate(t),
+            self.length(steps) * self.rate(t),
         )
         fresh = {
             name: self.c_k[k][name] - self.c[name] + (before[name] - after[name]) / scale
@@ -174,7 +174,7 @@ class FedNova(Hooked):
         self.a: dict[int, float] = {}
 
     def end(self, k: int, t: int, net: nn.Module, sent: nn.Module, steps: int) -> None:
-        self.a[k] = length(steps, self.rho, self.nesterov)
+        self.a[k] = self.length(steps)
 
     def average(self, teachers: dict[int, nn.Module]) -> None:
         before, trained = numbers(self.net), {k: numbers(net) for k, net in teachers.items()}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from plain_drift import FedDyn, Hooked, Numbers, Scaffold, length, numbers
+from plain_drift import FedDyn, Hooked, Numbers, Scaffold, numbers
 
 
 def flat(values: Numbers) -> Tensor:
@@ -55,7 +55,7 @@ class FedCM(Hooked):
         return self.alpha * gradient + (1 - self.alpha) * self.momentum[name]
 
     def end(self, k: int, t: int, net: nn.Module, sent: nn.Module, steps: int) -> None:
-        self.steps[k], self.now = length(steps, self.rho, self.nesterov), t
+        self.steps[k], self.now = self.length(steps), t
 
     def average(self, teachers: dict[int, nn.Module]) -> None:
         before = numbers(self.net)

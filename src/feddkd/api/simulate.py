@@ -1,6 +1,8 @@
 """`simulate`: a run on data in memory, in one call."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,6 +27,8 @@ from feddkd.rounds.metrics import Metric, find_metrics
 from feddkd.runs.description import describe_job
 from feddkd.simulation import DTYPES, Job, Simulation, Start
 from feddkd.spec.types import Chance, Count, Share, Whole, checked
+from feddkd.tasks.lookup import find_task
+from feddkd.tasks.task import Task
 from feddkd.tensors import Tensors
 
 T = TypeVar("T")
@@ -47,6 +51,7 @@ def simulate(
     dtype: torch.dtype | str | None = None,
     evaluation: str = "auto",
     metrics: Sequence[str | Metric] | None = None,
+    task: str | Task = "classification",
     diagnostics: bool = False,
     delta: float | None = None,
     availability: str | Availability = "always()",
@@ -78,7 +83,9 @@ def simulate(
         evaluation: Which models are tested on which data: "global", "client_mean" or
             "client_pooled". "auto" tests every client's model if clients keep tensors.
         metrics: The names of what is measured, the headline first: "accuracy" and "loss" by
-            default; also "macro_f1", "auc".
+            default, or those of the task; also "macro_f1", "auc".
+        task: What is learned: "classification", "binary", "multilabel", "regression",
+            "segmentation", "language", or a `feddkd.Task`.
         diagnostics: Add the theory's quantities (L1', L2', update norms, ...) to every row.
         delta: The delta of the epsilon that methods with noise report; 1 / (10 K) by default.
         availability: Which clients do not answer: "random(drop=0.1, late=0.05)",
@@ -108,17 +115,20 @@ def simulate(
         raise InputError(f"on_round must be a function, not {type(on_round).__name__}")
     if out is not None and not isinstance(out, str | Path):
         raise InputError(f"out must be the path of a folder, not {type(out).__name__}")
+    learned = find_task(task)
+    read = partial(_examples, class_labels="labels" in learned.offers)
     federation = assemble(
-        [_examples(client, f"client {k}") for k, client in enumerate(clients)],
-        _examples(test, "test"),
-        None if validation is None else _examples(validation, "validation"),
+        [read(client, f"client {k}") for k, client in enumerate(clients)],
+        read(test, "test"),
+        None if validation is None else read(validation, "validation"),
         transform(""),
-        None if public is None else _examples(public, "public"),
+        None if public is None else read(public, "public"),
     )
     warn_of_one_client(cohort, len(clients))
     chosen, seed = _method(method), checked(seed, Whole, "seed")
     network = _network(model, seed)
     network = network if initial is None else with_initial(network, initial)
+    network = replace(network, task=learned)
     start = Start(seed, federation, *network.start())
     job = Job(
         network,
@@ -128,7 +138,7 @@ def simulate(
         rounds=checked(rounds, Count, "rounds"),
         cohort=cohort,
         protocol=find_protocol(evaluation, chosen, own_tests=False),
-        metrics=find_metrics(metrics),
+        metrics=find_metrics(learned.metrics if metrics is None else metrics),
         tolerance=tolerance(availability, min_clients, on_divergence),
         diagnostics=diagnostics,
         delta=checked(delta, Chance | None, "delta"),
@@ -162,9 +172,9 @@ def _play(job: Job, engine: str, device: str, after_round: Callable[[Row], bool]
         return outcome_of(simulation, history)
 
 
-def _examples(given: Any, whose: str) -> Examples:
+def _examples(given: Any, whose: str, class_labels: bool) -> Examples:
     try:
-        return examples(given)
+        return examples(given, class_labels)
     except InputError as error:
         raise InputError(f"{whose}: {error}") from error
 

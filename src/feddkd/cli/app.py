@@ -40,6 +40,9 @@ COMMANDS = {
         "compare", "compare", "Compare two experiments key by key, and their results."
     ),
     "watch": CommandPlace("watch", "watch", "Show the report of a running job in a browser."),
+    "predict": CommandPlace(
+        "predict", "predict_command", "Use the model of a finished run on new examples."
+    ),
     "methods": CommandPlace(
         "methods", "methods", "List the methods with their papers, options, and what they send."
     ),

@@ -15,6 +15,7 @@ from feddkd.errors import InputError
 from feddkd.experiment import load
 from feddkd.reports.client_table import drawing
 from feddkd.runs.prepare import prepare
+from feddkd.trees import first_tensor
 
 data_app = typer.Typer(
     no_args_is_help=True,
@@ -80,7 +81,7 @@ def data_check(
     for name, source in {name: find_source(name) for name in names or _sources()}.items():
         try:
             read = source.load(data)
-            shape = "x".join(map(str, read.train.x.shape[1:]))
+            shape = "x".join(map(str, first_tensor(read.train.x).shape[1:]))
             note = f"; {read.note}" if read.note else ""
             size = f"{len(read.train):,} training and {len(read.test):,} test examples of {shape}"
             print(f"{name}: {size}, {read.classes} classes, sha256 {read.digest[:12]}{note}")

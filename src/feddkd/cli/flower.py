@@ -7,7 +7,12 @@ import typer
 
 from feddkd.cli import flower_node
 from feddkd.cli.console import File, Settings
-from feddkd.cli.flower_runs import FederationOptions, run_on_nodes, using_flower
+from feddkd.cli.flower_runs import (
+    FederationOptions,
+    run_on_nodes,
+    using_flower,
+    write_private_files,
+)
 from feddkd.cli.run_options import with_options
 from feddkd.errors import InputError
 from feddkd.experiment import load
@@ -93,6 +98,7 @@ def server(
                     f"there is no {name} in {folder}; feddkd flower certificate {folder} HOST"
                     " makes it"
                 )
+        write_private_files()
         with Processes(folder) as processes:
             link = Superlink(folder.resolve(), processes, port, host, lasting=True)
             link.start()

@@ -8,8 +8,9 @@ import torch
 import typer
 
 from feddkd.cli.console import DataDir
-from feddkd.cli.flower_runs import using_flower
+from feddkd.cli.flower_runs import using_flower, write_private_files
 from feddkd.cli.run_options import Threads
+from feddkd.engines.select import find_device
 from feddkd.errors import InputError
 
 
@@ -76,21 +77,48 @@ def client(
         ),
     ] = False,
     data: DataDir = None,
+    device: Annotated[
+        str, typer.Option(help="Where this node computes: cpu, cuda, cuda:1, ...")
+    ] = "cpu",
+    network: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.py", help="The one Python file with a network that this node may run."
+        ),
+    ] = None,
+    initial: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="The weights that runs start from, for layers that stay here."
+        ),
+    ] = None,
+    results: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where the model of every finished run is written."),
+    ] = None,
     threads: Threads = None,
 ) -> None:
     """Be a node of a federation until it ends: a SuperNode that keeps its clients in memory."""
     if part >= parts:
         raise InputError(f"part {part} of {parts}: parts are counted from 0 to {parts - 1}")
-    for file in (key, authority):
-        if not file.is_file():
+    for file in (key, authority, network, initial):
+        if file is not None and not file.is_file():
             raise InputError(f"there is no file {file}")
+    find_device(device)
     if threads is not None:
         torch.set_num_threads(threads)
     with using_flower():
         from feddkd.flower.apps import NodeApp
         from feddkd.flower.deployment.supernode import run_node
 
-        app = NodeApp(None if load is None else _function(load))
+        write_private_files()
+        app = NodeApp(
+            None if load is None else _function(load),
+            device=device,
+            network=network,
+            initial=initial,
+            results=results,
+        )
         run_node(app, superlink, port, key, authority, part, parts, data, secure)
 
 

@@ -17,7 +17,7 @@ from feddkd.errors import InputError
 from feddkd.experiment import Experiment
 from feddkd.runs.prepare import prepare
 from feddkd.runs.runner import How, play
-from feddkd.runs.session import Event, Every
+from feddkd.runs.session import Event, Every, RunEnded
 
 if TYPE_CHECKING:
     from feddkd.flower.deployment.superlink import Superlink
@@ -74,10 +74,6 @@ class FederationOptions:
                 for experiment in experiments:
                     check_summable(experiment.as_dict(), self.threshold)
         for experiment in experiments:
-            if experiment.runs_a_file:
-                raise InputError(
-                    "an experiment that names a Python file does not run on Flower nodes"
-                )
             prepare(experiment, self.data)
 
 
@@ -88,7 +84,11 @@ def run_on_nodes(
     join: float,
     wait: Callable[[Any, float], None] = lambda grid, seconds: None,
 ) -> None:
-    """Run one experiment after another, each as a Flower run, and show them."""
+    """Run one experiment after another, each as a Flower run, and show them.
+
+    The nodes get the model of each.
+    """
+    from feddkd.flower.delivery import deliver
 
     def events() -> Generator[Event]:
         for at, experiment in enumerate(experiments):
@@ -97,6 +97,8 @@ def run_on_nodes(
                 engine = options.engine(join)
                 for event in _play(experiment, grid, options.out, engine, options.how):
                     yield event._replace(at=at)
+                    if isinstance(event, RunEnded) and "ended" not in event.summary:
+                        deliver(grid, experiment, options.out)
 
     show(events(), experiments, [options.out] * len(experiments), as_json=options.as_json)
 
@@ -127,6 +129,14 @@ def ray_events(
             work = partial(_play, experiment, out=places[at], options={}, how=how)
             for event in on_ray(work, NodeApp(), experiment.clients, 1.0, 0.0):
                 yield event._replace(at=at)
+
+
+def write_private_files() -> None:
+    """Let only the user read the files that this process and its children write from now on.
+
+    Among them are logs, and the SuperLink's database, which holds uploads for a while.
+    """
+    os.umask(0o077)
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Progress of runs on standard error: bars on a terminal, plain lines elsewhere."""
 
+import logging
 import sys
 import time
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ from feddkd.experiment import Experiment
 from feddkd.rounds.loop import Row
 from feddkd.rounds.metrics import headline
 
+log = logging.getLogger(__name__)
 QUIET = 30.0  # seconds between two plain lines of a run
 
 
@@ -38,21 +40,26 @@ class Follower:
     rounds: int = 0
 
     def after(self, row: Row) -> str:
-        """Return the headline metric, the gain of DKD, and images per second of the run."""
+        """Return the headline metric, the gain of DKD, and images per second of the run.
+
+        Clients that bring their own examples have the size 0 here: their images are not counted.
+        """
         self.images += sum(
             exchange.phase.reads.examples(self.sizes[client])
             for exchange in self.experiment.parsed_method.plan(row["round"])
             if exchange.phase.client is not None and exchange.phase.at == "clients"
             for client in row["clients"]
+            if self.sizes[client]
         )
         self.rounds += 1
-        metric, speed = headline([row]), self.images / self.seconds
+        metric = headline([row])
+        speed = f", {self.images / self.seconds:,.0f} images/s" if self.images else ""
         value, digits = row[metric.test_key], metric.digits - 1
         gain = ""
         if metric.average_key in row:
             gain = f", DKD {metric.scale * (value - row[metric.average_key]):+.{digits}f}"
         shown = f"{metric.scale * value:.{digits}f}{metric.unit}"
-        return f"test {shown}{gain}, {speed:,.0f} images/s"
+        return f"test {shown}{gain}{speed}"
 
     def left(self, row: Row) -> str:
         """Return how long the remaining rounds will take."""
@@ -113,7 +120,13 @@ class Bars:
         self._shown_at[at] = time.perf_counter()
 
     def row(self, at: int, row: Row) -> None:
-        """Show a round that is over."""
+        """Show a round that is over. An error in this is logged: a display ends no run."""
+        try:
+            self._show(at, row)
+        except Exception as error:
+            log.warning("cannot show round %s: %r", row.get("round"), error)
+
+    def _show(self, at: int, row: Row) -> None:
         note, task = self._runs[at].after(row), self._tasks[at]
         before = self._progress.tasks[task].completed
         self._progress.update(task, completed=row["round"], note=note)

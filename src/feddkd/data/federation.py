@@ -6,6 +6,7 @@ No other module decides which example belongs to whom.
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,10 +14,25 @@ from torch import Tensor
 
 from feddkd.data.batches import Indices, Source
 from feddkd.data.examples import Data, Examples
+from feddkd.data.index_lists import IndexLists
+from feddkd.data.partitions.changes import Change, Part, apply_changes
+from feddkd.data.partitions.clusters import with_domains
+from feddkd.data.partitions.own_tests import with_own_tests
 from feddkd.data.partitions.registry import Partition, Split, Table
 from feddkd.data.transforms import Transform
 from feddkd.errors import InputError
 from feddkd.randomness import Key, generator
+from feddkd.tasks.task import Task
+from feddkd.trees import (
+    Tree,
+    are_equal,
+    cat,
+    first_tensor,
+    kind_in_words,
+    kind_of,
+    map_tensors,
+    take,
+)
 
 # the number of the server in an evaluation, in which it answers like a client that holds the
 # validation and test sets
@@ -30,33 +46,42 @@ class Federation:
     The examples have the type that they have on disk: pixels are uint8.
     """
 
-    x: Tensor
-    y: Tensor
+    x: Tree
+    y: Tree
     classes: int
     transform: Transform
-    train: tuple[Indices, ...]
+    train: Sequence[Indices]
     # each client's own test examples; None: clients are tested on all of `test`
-    own_test: tuple[Indices, ...] | None
+    own_test: Sequence[Indices] | None
     validation: Indices
     test: Indices
     # held by the server; every client may read them
     public: Indices = field(default_factory=lambda: np.arange(0))
     # for each client, the part of `validation` that is like its own_test
-    own_validation: tuple[Indices, ...] | None = None
+    own_validation: Sequence[Indices] | None = None
+    # how many positions of each example in the store count in means; None: one in each
+    units: Indices | None = None
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of one example as a network sees it."""
-        return tuple(self.transform(self.x[:1], torch.float32).shape[1:])
+    def device(self) -> torch.device:
+        return first_tensor(self.x).device
+
+    @property
+    def shape(self) -> Any:
+        """The shape of one example as a network sees it; a tree of shapes for several tensors."""
+        seen = self.transform(take(self.x, slice(1)), torch.float32)
+        return map_tensors(lambda tensor: tuple(tensor.shape[1:]), seen)
 
     @cached_property
     def sizes(self) -> list[int]:
-        return [len(indices) for indices in self.train]
+        """The number of training examples of each client."""
+        sizes: list[int] = IndexLists.of(self.train).sizes.tolist()
+        return sizes
 
     @cached_property
     def pooled(self) -> Indices:
         """The positions of all clients' training examples, client after client."""
-        return np.concatenate(self.train)
+        return IndexLists.of(self.train).values
 
     @property
     def parts(self) -> list[Indices]:
@@ -66,14 +91,24 @@ class Federation:
     @property
     def held(self) -> Indices:
         """The number of training examples by client and class, of shape (clients, classes)."""
-        y = self.y.cpu().numpy()
-        return np.stack([np.bincount(y[indices], minlength=self.classes) for indices in self.train])
+        return IndexLists.of(self.train).counts(self.y.cpu().numpy(), self.classes)
 
     def counts(self, source: Source) -> list[int]:
         """Return the number of examples that each client has of a source."""
         if source == "train":
             return self.sizes
         return [len(self.indices(source, client)) for client in range(len(self.train))]
+
+    def weight(self, source: Source, client: int) -> int:
+        """Return the weight of a client in means: its examples, or their positions that count."""
+        indices = self.indices(source, client)
+        return len(indices) if self.units is None else int(self.units[indices].sum())
+
+    def weights(self, source: Source) -> list[int]:
+        """Return the weight of each client in means."""
+        if self.units is None:
+            return self.counts(source)
+        return [self.weight(source, client) for client in range(len(self.train))]
 
     def indices(self, source: Source, client: int) -> Indices:
         """Return the positions in the store of a client's or the server's examples."""
@@ -93,8 +128,17 @@ class Federation:
         }[source]
         return common if client == SERVER or by_client is None else by_client[client]
 
+    def for_task(self, task: Task, dtype: torch.dtype) -> "Federation":
+        """Return the federation with its targets as a task learns them, and what counts of them."""
+        y = task.learned(self.y, dtype)
+        units = task.units(y)
+        return replace(self, y=y, units=None if units is None else units.cpu().numpy())
+
     def to(self, device: torch.device) -> "Federation":
-        return replace(self, x=self.x.to(device), y=self.y.to(device))
+        def moved(tensor: Tensor) -> Tensor:
+            return tensor.to(device)
+
+        return replace(self, x=map_tensors(moved, self.x), y=map_tensors(moved, self.y))
 
 
 def divide(
@@ -107,19 +151,24 @@ def divide(
     validation: float,
     key: Key,
     public: float = 0.0,
+    own_tests: bool = False,
 ) -> tuple[Federation, Split]:
     """Return the federation that a partition makes of some data, and its split.
 
     A class-stratified validation part and a public part are set aside, then the partition divides
     the training part among the clients. A fixed partition is applied first, whatever the key, and
     the other parts are drawn from the examples that it leaves. The positions in the returned split
-    are those of the whole training set.
+    are those of the whole training set. With `own_tests` each client has test and validation
+    examples like its training examples.
     """
-    labels = data.train.y.numpy()
+    transform.check(data.train.x)
+    labels = _strata(data.train, data)
     if partition.fixed:
         split = partition(_table(data, np.arange(len(labels))), clients, key)
-        taken = np.concatenate(split.train)
+        taken = IndexLists.of(split.train).values
         held_out, _ = stratified(labels, validation, 0.0, key, taken=taken)
+        if validation and split.validation is not None:
+            held_out = np.sort(IndexLists.of(split.validation).values)
         common, _ = stratified(
             labels, public, 0.0, ("public", *key), taken=np.concatenate([taken, held_out])
         )
@@ -131,27 +180,70 @@ def divide(
         if public:
             first, rest = stratified(labels[kept], public, 1.0 - public, ("public", *key))
             common, kept = kept[first], kept[rest]
+        if partition.find_domains is not None:
+            read = np.concatenate([kept, held_out])
+            data = with_domains(data, read, partition.find_domains, clients, key)
         drawn = partition(_table(data, kept), clients, ("partition", *key))
-        split = replace(drawn, train=tuple(kept[indices] for indices in drawn.train))
+        train = IndexLists.of(drawn.train)
+        split = replace(drawn, train=train.replaced(kept[train.values]))
+    if own_tests:
+        split = with_own_tests(data, split, held_out, key, partition.by_domain)
+    if partition.changes:
+        changes = " | ".join(change.canonical for change in partition.changes)
+        split = replace(split, changed=f"{changes} {key}")
     offset = len(data.train)
+    tests = None if split.test is None else IndexLists.of(split.test)
     federation = Federation(
-        x=torch.cat([data.train.x, data.test.x]),
-        y=torch.cat([data.train.y, data.test.y]),
+        x=cat([data.train.x, data.test.x]),
+        y=cat([data.train.y, data.test.y]),
         classes=data.classes,
         transform=transform,
         train=split.train,
-        own_test=None if split.test is None else tuple(indices + offset for indices in split.test),
+        own_test=None if tests is None else tests.replaced(tests.values + offset),
         validation=held_out,
         test=np.arange(len(data.test)) + offset,
         public=common,
         own_validation=_own_validation(data, held_out, split),
     )
+    if partition.changes:
+        _check_changes(data, partition.changes)
+        _change(federation, partition.changes, key)
     return federation, split
 
 
-def _own_validation(data: Data, validation: Indices, split: Split) -> tuple[Indices, ...] | None:
+def _check_changes(data: Data, changes: Sequence[Change]) -> None:
+    """Raise InputError if examples are not of one tensor, or have no labels to change."""
+    for change in changes:
+        if change.examples is not None and not isinstance(data.train.x, Tensor):
+            kind = kind_in_words(data.train.x)
+            raise InputError(f"{change} changes examples of one tensor; these have {kind}")
+        if change.labels is not None and not data.has_labels:
+            raise InputError(f"{change} changes class labels, and data {data.name!r} have none")
+
+
+def _change(federation: Federation, changes: Sequence[Change], key: Key) -> None:
+    """Change the examples that clients hold, in the store."""
+    held: dict[Part, Sequence[Indices] | None] = {
+        "training": federation.train,
+        "test": federation.own_test,
+        "validation": federation.own_validation,
+    }
+    apply_changes(
+        changes,
+        federation.x,
+        federation.y,
+        {part: IndexLists.of(lists) for part, lists in held.items() if lists is not None},
+        key,
+        scale=federation.transform.scale,
+        classes=federation.classes,
+    )
+
+
+def _own_validation(data: Data, validation: Indices, split: Split) -> Sequence[Indices] | None:
     if split.test is None or not len(validation):
         return None
+    if split.validation is not None:
+        return split.validation
     return _like_tests(data, validation, split.test)
 
 
@@ -161,15 +253,14 @@ def _like_tests(data: Data, validation: Indices, tests: Sequence[Indices]) -> tu
     They have the same shares of domains, if the data have domains, and otherwise of labels.
     The clients' sets may overlap, because no client trains on them.
     """
-    kinds, test_kinds = _kinds(data.train), _kinds(data.test)
+    kinds, test_kinds = _kinds(data.train, data), _kinds(data.test, data)
     return tuple(
         _in_shares(kinds, validation, test_kinds[test], client) for client, test in enumerate(tests)
     )
 
 
-def _kinds(part: Examples) -> Indices:
-    kinds: Indices = (part.y if part.domain is None else part.domain).numpy()
-    return kinds
+def _kinds(part: Examples, data: Data) -> Indices:
+    return _strata(part, data) if part.domain is None else part.domain.numpy()
 
 
 def _in_shares(kinds: Indices, validation: Indices, wanted: Indices, client: int) -> Indices:
@@ -192,25 +283,26 @@ def _in_shares(kinds: Indices, validation: Indices, wanted: Indices, client: int
 def together(federations: Sequence[Federation]) -> list[Federation]:
     """Return the federations with one copy of their examples, if all have the same examples."""
     first = federations[0]
-    same = all(
-        other.x.shape == first.x.shape
-        and torch.equal(other.x, first.x)
-        and torch.equal(other.y, first.y)
-        for other in federations
-    )
+    same = all(are_equal(other.x, first.x) and are_equal(other.y, first.y) for other in federations)
     if not same:
         return list(federations)
     return [replace(other, x=first.x, y=first.y) for other in federations]
 
 
+def _strata(part: Examples, data: Data) -> Indices:
+    """Return the class of each example; without class labels all are of one."""
+    strata: Indices = part.y.numpy() if data.has_labels else np.zeros(len(part), np.int64)
+    return strata
+
+
 def _table(data: Data, part: Indices) -> Table:
     """Return the table that a partition reads, of some of the training examples."""
     return Table(
-        labels=data.train.y.numpy()[part],
-        test_labels=data.test.y.numpy(),
+        labels=_strata(data.train, data)[part],
+        test_labels=_strata(data.test, data),
         domains=None if data.train.domain is None else data.train.domain.numpy()[part],
         test_domains=None if data.test.domain is None else data.test.domain.numpy(),
-        classes=data.classes,
+        classes=data.classes if data.has_labels else 0,
     )
 
 
@@ -257,13 +349,14 @@ def assemble(
     _check_alike(parts)
     ends = np.cumsum([len(part) for part in parts])
     ranges = [np.arange(end - len(part), end) for part, end in zip(parts, ends, strict=True)]
-    y = torch.cat([part.y for part in parts])
+    y = cat([part.y for part in parts])
+    has_labels = isinstance(y, Tensor) and y.dim() == 1 and not y.is_floating_point()
     return Federation(
-        x=torch.cat([part.x for part in parts]),
+        x=cat([part.x for part in parts]),
         y=y,
-        classes=int(y.max()) + 1,
+        classes=int(y.max()) + 1 if has_labels else 0,
         transform=transform,
-        train=tuple(ranges[: len(clients)]),
+        train=IndexLists.of(ranges[: len(clients)]),
         own_test=None,
         validation=ranges[len(clients) + 1] if validation is not None else np.arange(0),
         test=ranges[len(clients)],
@@ -277,9 +370,13 @@ def _check_alike(parts: Sequence[Examples]) -> None:
             raise InputError(
                 "every client and the test set must hold at least one example; one of them is empty"
             )
-        if part.x.shape[1:] != parts[0].x.shape[1:] or part.x.dtype != parts[0].x.dtype:
+        if kind_of(part.x) != kind_of(parts[0].x):
             raise InputError(
                 "all examples must have one shape and type; some are"
-                f" {tuple(parts[0].x.shape[1:])} {parts[0].x.dtype}, others"
-                f" {tuple(part.x.shape[1:])} {part.x.dtype}"
+                f" {kind_in_words(parts[0].x)}, others {kind_in_words(part.x)}"
+            )
+        if kind_of(part.y) != kind_of(parts[0].y):
+            raise InputError(
+                "all targets must have one shape and type; some are"
+                f" {kind_in_words(parts[0].y)}, others {kind_in_words(part.y)}"
             )

@@ -17,6 +17,7 @@ from feddkd.errors import InputError
 from feddkd.randomness import uniform
 from feddkd.spec.registry import Registry, Spelled
 from feddkd.spec.types import Count, Positive
+from feddkd.trees import Tree, kind_in_words, map_tensors
 
 # (images, key, stream) -> images. The key is None outside training.
 StepFn = Callable[[Tensor, Tensor | None, int], Tensor]
@@ -38,7 +39,8 @@ class Transform(Spelled):
     """A function from stored examples to floating-point examples.
 
     With a key it works as in training, with random crops and flips; without one as in testing.
-    Whole numbers other than bytes are tokens, which a network looks up: they stay unchanged.
+    Whole numbers other than bytes are tokens, which a network looks up: they stay unchanged. Where
+    an example has several tensors, only bytes are scaled, and there can be no steps.
     """
 
     scale: float
@@ -48,7 +50,9 @@ class Transform(Spelled):
     def random(self) -> bool:
         return any(step.random for step in self.steps)
 
-    def __call__(self, x: Tensor, dtype: torch.dtype, key: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Tree, dtype: torch.dtype, key: Tensor | None = None) -> Tree:
+        if not isinstance(x, Tensor):
+            return map_tensors(lambda tensor: self._stored(tensor, dtype), x)
         if x.dtype == torch.int64:
             return x
         x = x.to(dtype) / self.scale if self.scale != 1 else x.to(dtype)
@@ -56,6 +60,20 @@ class Transform(Spelled):
             # streams below 1000 belong to the network's dropout layers
             x = step.apply(x, key, 1000 + stream)
         return x
+
+    def _stored(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return one of several tensors of an example as the network sees it."""
+        if x.dtype == torch.uint8:
+            return x.to(dtype) / self.scale
+        return x.to(dtype) if x.is_floating_point() else x
+
+    def check(self, x: Tree) -> None:
+        """Raise InputError if the transform has steps and an example is several tensors."""
+        if self.steps and not isinstance(x, Tensor):
+            raise InputError(
+                f"transform {str(self)!r} is for examples of one tensor; these have"
+                f" {kind_in_words(x)}: leave the transform out and do its work in the network"
+            )
 
 
 def transform(text: str, scale: float = 1.0) -> Transform:

@@ -13,6 +13,7 @@ from feddkd.method import Batch, Collect, Fold, Phase, probing
 from feddkd.models.functional import Model
 from feddkd.randomness import Key, fold, step_keys
 from feddkd.tensors import Groups, Tensors, weighted_mean
+from feddkd.trees import take
 
 ALL = slice(None)
 # (model, client half, sent, carry, batches) -> carry
@@ -91,21 +92,24 @@ def read(
     federation: Federation, indices: Indices, number: int, dtype: torch.dtype, random: bool
 ) -> Batch:
     """Return a mini-batch as the network sees it; every example has the same share."""
-    device = federation.x.device
+    device = federation.device
     positions = torch.from_numpy(indices).to(device)
     step_key = torch.tensor(number, device=device)
-    x = federation.transform(federation.x[positions], dtype, step_key if random else None)
+    x = federation.transform(take(federation.x, positions), dtype, step_key if random else None)
     share: Tensor = torch.full((len(indices),), 1 / len(indices), dtype=dtype, device=device)
-    return Batch(x, federation.y[positions], share, step_key)
+    return Batch(x, take(federation.y, positions), share, step_key)
 
 
-def example_counts(federation: Federation, phase: Phase, cohort: Sequence[int]) -> list[int]:
-    """Return the number of examples that each client of a cohort has for a phase."""
-    return [len(federation.indices(phase.reads.source, client)) for client in cohort]
+def client_weights(federation: Federation, phase: Phase, cohort: Sequence[int]) -> list[int]:
+    """Return the weight of each client of a cohort in means: how many of its examples count."""
+    return [federation.weight(phase.reads.source, client) for client in cohort]
 
 
 def gather(phase: Phase, stacked: Groups, examples: Sequence[int]) -> Groups:
-    """Return the uploads, stacked over clients, gathered: each group by the phase's rule for it."""
+    """Return the uploads, stacked over clients, gathered: each group by the phase's rule for it.
+
+    `examples` are the clients' weights in means by examples.
+    """
     gathered: dict[str, Tensors] = {}
     for group, rule in phase.collect.items():
         if rule is Collect.EVERY:

@@ -60,7 +60,10 @@ class Engine(Protocol):
     remote: ClassVar[bool]
 
     def sizes(self, run: int, source: Source = "train") -> Sequence[int]:
-        """Return n_k, the number of examples of each client."""
+        """Return the number of examples of each client."""
+
+    def weights(self, run: int, source: Source = "train") -> Sequence[int]:
+        """Return n_k, the weight of each client in means: how many examples or tokens count."""
 
     def exchange(self, exchange: Exchange, orders: Sequence[Order]) -> list[Reply]:
         """Send, compute at the clients, gather: return one reply for each order."""

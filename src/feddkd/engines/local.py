@@ -27,6 +27,9 @@ class LocalEngine:
     def sizes(self, run: int, source: Source = "train") -> Sequence[int]:
         return self.federations[run].counts(source)
 
+    def weights(self, run: int, source: Source = "train") -> Sequence[int]:
+        return self.federations[run].weights(source)
+
     def memo(self, run: int, client: int) -> Groups:
         """Return the memo that a client holds now."""
         return self.memos.get((run, client), self.first_memos[run])

@@ -76,7 +76,7 @@ def open_engine(
 
 
 def _automatic(model: Model, federations: Sequence[Federation]) -> str:
-    on_gpu = federations[0].x.is_cuda
+    on_gpu = federations[0].device.type == "cuda"
     can_fork = sys.platform == "linux" and (os.cpu_count() or 1) > 1
     return "pool" if model.convolves and can_fork and not on_gpu else "batched"
 

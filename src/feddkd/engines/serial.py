@@ -10,7 +10,7 @@ from feddkd.engines.client import (
     ALL,
     RunFold,
     answer,
-    example_counts,
+    client_weights,
     gather,
     retained,
     run_fold,
@@ -44,7 +44,7 @@ class Serial(LocalEngine):
         return self._gathered(exchange.phase, order, uploads)
 
     def _gathered(self, phase: Phase, order: Order, uploads: Sequence[Groups]) -> Reply:
-        examples = example_counts(self.federations[order.run], phase, order.cohort)
+        examples = client_weights(self.federations[order.run], phase, order.cohort)
         stacked = {group: stack([upload[group] for upload in uploads]) for group in uploads[0]}
         return Reply(order.cohort, gather(phase, stacked, examples))
 
@@ -56,7 +56,7 @@ class Serial(LocalEngine):
         federation = self.federations[order.run]
         given = (self.model, phase, order.sent, memo, federation, client, key, self.dtype)
         try:
-            with seeded(key, federation.x.device):
+            with seeded(key, federation.device):
                 return answer(*given, self._fold_runner, which)
         except InputError:
             raise

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import Any, Literal
 
-from feddkd.data.partitions.registry import PARTITIONS, Partition
+from feddkd.data.partitions.registry import Partition, find_partition
 from feddkd.data.sources.python_source import find_source
 from feddkd.data.sources.registry import Source
 from feddkd.data.transforms import transform
@@ -20,9 +20,11 @@ from feddkd.models.weight_files import file_digest
 from feddkd.rounds.availability import OnDivergence, Tolerance, tolerance
 from feddkd.rounds.evaluation import Protocol, find_protocol
 from feddkd.rounds.loop import cohort_size
-from feddkd.rounds.metrics import find_metrics
+from feddkd.rounds.metrics import Metric, find_metrics
 from feddkd.spec.python_file import names_file
 from feddkd.spec.types import Bound, Chance, Count, Share, Whole, checked
+from feddkd.tasks.lookup import find_task, task_digest_text
+from feddkd.tasks.task import Task, check_offers
 
 USUAL = {
     "availability": "always()",
@@ -31,6 +33,8 @@ USUAL = {
     "shuffle": True,
     "initial": None,
     "client_validation": "shared",
+    "task": "classification()",
+    "client_tests": "auto",
 }
 Fraction = typing.Annotated[float, Bound(least=0, below=1)]
 
@@ -39,7 +43,7 @@ Fraction = typing.Annotated[float, Bound(least=0, below=1)]
 class Experiment:
     """The description of a run. Texts are written as in Python: name(option=value, ...).
 
-    `model` and `data` may also name a function in a Python file: "FILE.py:function" or
+    `model`, `data` and `task` may also name a function in a Python file: "FILE.py:function" or
     "FILE.py:function(option=value)". Paths are relative to the working directory, as in `initial`.
     The file's sha256 is part of the digest; what the file imports is not. Making an experiment only
     reads the file. Running the experiment runs the file, with all rights of the user: run an
@@ -61,6 +65,9 @@ class Experiment:
     public: Fraction = 0.0
     # share of the training set given to the clients; all the rest by default
     training: Share | None = None
+    # "own": each client has test and validation examples like its training examples. "auto": it has
+    # them if the partition divides the test set, too
+    client_tests: Literal["auto", "own"] = "auto"
     transform: str | None = None  # replaces the transform of the data source
     evaluation: Literal["auto", "global", "client_mean", "client_pooled"] = "auto"
     # True: mini-batches are drawn. False: they are read in stored order, and a round continues
@@ -78,6 +85,8 @@ class Experiment:
     # the metrics that rows hold, the headline first (by default accuracy and loss); changes no
     # number of the run
     metrics: Sequence[str] | None = None
+    # what is learned, or FILE.py:function; a function in a file is called when the data are ready
+    task: str = "classification"
     # value of the headline metric whose cost is reported; changes no number of the run
     target: Share | None = None
     # of the epsilon that methods with noise report; changes no number of the run
@@ -96,6 +105,10 @@ class Experiment:
             object.__setattr__(self, "initial_sha256", file_digest(self.initial))
         cohort_size(self.cohort, self.clients, self.min_clients)
         self.canonical  # noqa: B018  # reads every text, and raises the errors in them now
+        if not names_file(self.task):  # a file is not run before the experiment is
+            self.parsed_method.check_task(self.parsed_task)
+            if self.diagnostics:
+                check_offers(self.parsed_task, frozenset({"classes"}), "diagnostics")
 
     def length(self, until: int | None) -> int:
         """Return how many rounds to play if the run stops after round `until`."""
@@ -118,12 +131,22 @@ class Experiment:
     @cached_property
     def parsed_partition(self) -> Partition:
         """The partition as a value."""
-        return PARTITIONS.one(self.partition)
+        return find_partition(self.partition)
 
     @cached_property
     def architecture(self) -> Architecture:
         """The network's architecture as a value."""
         return find_architecture(self.model)
+
+    @cached_property
+    def parsed_task(self) -> Task:
+        """The task as a value; a Python file that it names is run."""
+        return find_task(self.task)
+
+    @property
+    def measured(self) -> tuple[Metric, ...]:
+        """The metrics that rows hold: those that are asked for, or those of the task."""
+        return find_metrics(self.parsed_task.metrics if self.metrics is None else self.metrics)
 
     @cached_property
     def tolerance(self) -> Tolerance:
@@ -133,7 +156,7 @@ class Experiment:
     @property
     def runs_a_file(self) -> bool:
         """True if running the experiment runs a Python file that it names."""
-        return names_file(self.model) or names_file(self.data)
+        return any(map(names_file, (self.model, self.data, self.task)))
 
     @property
     def transform_text(self) -> str:
@@ -143,7 +166,8 @@ class Experiment:
     @property
     def protocol(self) -> Protocol:
         """The rule by which accuracy is measured."""
-        return find_protocol(self.evaluation, self.parsed_method, self.parsed_partition.own_tests)
+        own_tests = self.parsed_partition.own_tests or self.client_tests == "own"
+        return find_protocol(self.evaluation, self.parsed_method, own_tests)
 
     @property
     def canonical(self) -> dict[str, Any]:
@@ -181,6 +205,8 @@ class Experiment:
             "initial": self.initial_sha256,
             # before this key, clients with separate tests were validated on the shared examples
             "client_validation": "own" if validates_apart else "shared",
+            "task": task_digest_text(self.task),
+            "client_tests": self.client_tests,
         }
 
     @cached_property

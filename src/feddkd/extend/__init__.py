@@ -25,6 +25,8 @@ from feddkd.methods.local import Local as Local
 from feddkd.methods.local import Variant as Variant
 from feddkd.methods.local import local_training as local_training
 from feddkd.methods.losses import cross_entropy as cross_entropy
+from feddkd.methods.losses import task_divergence as task_divergence
+from feddkd.methods.losses import task_loss as task_loss
 from feddkd.methods.optimisers import sgd as sgd
 from feddkd.methods.registry import METHODS as METHODS
 from feddkd.models.functional import Mode as Mode
@@ -47,6 +49,8 @@ from feddkd.spec.types import NonNegative as NonNegative
 from feddkd.spec.types import Positive as Positive
 from feddkd.spec.types import Share as Share
 from feddkd.spec.types import Whole as Whole
+from feddkd.tasks.lookup import TASKS as TASKS
+from feddkd.tasks.task import Task as Task
 from feddkd.tensors import Groups as Groups
 from feddkd.tensors import Tensors as Tensors
 from feddkd.tensors import combine as combine

@@ -4,6 +4,7 @@ for a node's clients.
 An app's pyproject.toml names them: feddkd.flower.apps:server and feddkd.flower.apps:client.
 """
 
+import logging
 import os
 from collections.abc import Mapping
 from functools import partial
@@ -17,6 +18,7 @@ from flwr.serverapp import Grid, ServerApp
 from feddkd.engines.interface import EngineFactory
 from feddkd.errors import RunError
 from feddkd.experiment import Experiment, expand
+from feddkd.flower.delivery import SECONDS, ResultNotice, deliver, keep
 from feddkd.flower.engine import Flower
 from feddkd.flower.flwr_internals import limit_retries, retry_content_sooner
 from feddkd.flower.messages import ExchangeRequest
@@ -31,9 +33,11 @@ from feddkd.flower.transport import (
     tensor_record,
     write_memory,
 )
+from feddkd.flower.wire import WireError
 from feddkd.runs.runner import execute
 from feddkd.runs.session import Every
 
+log = logging.getLogger(__name__)
 EXPERIMENT = "experiment."  # the prefix of the experiment's keys in the run's configuration
 OPTIONS = {"deadline": float, "join": float, "poll": float}  # of the engine
 PATIENCE = 60.0  # seconds to wait for a SuperLink that does not answer
@@ -46,14 +50,31 @@ class NodeApp(ClientApp):
     can be registered for each of them.
     """
 
-    def __init__(self, load: Load | None = None) -> None:
+    def __init__(self, load: Load | None = None, **own: Any) -> None:
         super().__init__()
-        self._load = load
+        self._load, self._own = load, own  # fields of NodeConfig that the operator has chosen
 
     def __call__(self, message: Message, context: Context) -> Message:
+        """Answer a message. The server is told why that failed only if the text is about messages:
+        other errors may quote the node's files, and stay in the node's log.
+        """
+        try:
+            return self._answer(message, context)
+        except WireError:
+            raise
+        except Exception as error:
+            log.warning("cannot answer %s", message.metadata.message_type, exc_info=True)
+            raise WireError(
+                f"the node cannot do this ({type(error).__name__}); its own log says why"
+            ) from None
+
+    def _answer(self, message: Message, context: Context) -> Message:
         config, memory, content = self._config(context), read_memory(context), json_in(message)
         category, _, query = message.metadata.message_type.partition(".")
-        if category == "query":
+        if (category, query) == ("query", "result"):
+            receipt = keep(config, ResultNotice.read(content), bytes_in(message.content))
+            records = RecordDict({"page": message_record(receipt)})
+        elif category == "query":
             answer, memory = ask(config, query, content, memory)
             records = RecordDict({"page": message_record(answer)})
         else:
@@ -73,7 +94,8 @@ class NodeApp(ClientApp):
             Path(str(folder)) if folder else None,
             self._load,
             bool(config.get("secure", False)),
-            context,
+            context=context,
+            **self._own,
         )
 
 
@@ -91,14 +113,17 @@ def serve(grid: Any, config: Mapping[str, Any]) -> list[dict[str, Any]]:
     secure = bool(config.get("secure", False))
     if secure and "threshold" in config:
         options["threshold"] = float(config["threshold"])
-    folder = config.get("data") or os.environ.get("FEDDKD_DATA")
-    return execute(
+    folder, out = config.get("data") or os.environ.get("FEDDKD_DATA"), config.get("out", "runs")
+    summaries = execute(
         experiments,
-        out=Path(config.get("out", "runs")),
+        out=Path(out),
         engine=engine_on(grid, experiments[0], secure=secure, **options),
         data=Path(folder) if folder else None,
         every=Every(rounds=1),
     )
+    if not any("ended" in summary for summary in summaries):
+        deliver(grid, experiments[0], Path(out), options.get("deadline", SECONDS))
+    return summaries
 
 
 def engine_on(

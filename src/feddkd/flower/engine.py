@@ -31,6 +31,7 @@ from feddkd.flower.messages import (
     NodeInfo,
     NodeRequest,
 )
+from feddkd.flower.sent_experiment import to_send
 from feddkd.flower.transport import (
     Outgoing,
     Transport,
@@ -44,6 +45,7 @@ from feddkd.flower.wire import FIRST, MOST, NOTHING, WireError, check, pack, unp
 from feddkd.method import Exchange
 from feddkd.models.functional import Model
 from feddkd.tensors import Groups, stack
+from feddkd.trees import first_tensor
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +69,8 @@ class Flower:
     _nodes: dict[int, int] = field(default_factory=dict)  # client -> Flower's number of its node
     # client -> source -> number of examples
     _counts: dict[int, Mapping[str, int]] = field(default_factory=dict)
+    # client -> source -> weight in means
+    _weights: dict[int, Mapping[str, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.grid is None:
@@ -76,6 +80,7 @@ class Flower:
             )
         if len(self.federations) != 1:
             raise InputError("engine 'flower' takes one run at a time")
+        self._sent = to_send(self.experiment)
         self._server = Serial(self.model, self.federations, self.first_memos, self.dtype)
         self._transport = Transport(self.grid, self.poll)
         self._round: str | int = 0
@@ -89,6 +94,11 @@ class Flower:
         """Return the number of examples of each client."""
         self._gather_clients()
         return [self._counts[client][source] for client in range(len(self._counts))]
+
+    def weights(self, run: int, source: Source = "train") -> Sequence[int]:
+        """Return the weight of each client in means."""
+        self._gather_clients()
+        return [self._weights[client][source] for client in range(len(self._weights))]
 
     def memos_of(self, run: int) -> Mapping[int, Groups]:
         """Return nothing: clients keep their memos on their nodes."""
@@ -170,7 +180,7 @@ class Flower:
 
     def _request(self, exchange: Exchange, order: Order, client: int) -> ExchangeRequest:
         return ExchangeRequest(
-            self.experiment,
+            self._sent,
             self._federation_facts,
             client=client,
             key=order.key,
@@ -183,7 +193,7 @@ class Flower:
     @property
     def _federation_facts(self) -> FederationFacts:
         federation = self.federations[0]
-        shape = tuple(federation.x.shape[1:])
+        shape = tuple(first_tensor(federation.x).shape[1:])
         return FederationFacts(shape, federation.classes, federation.transform.scale)
 
     def _upload(self, exchange: Exchange, client: int, message: Message, pattern: Groups) -> Groups:
@@ -209,13 +219,13 @@ class Flower:
         clients = tuple(client for client in order.cohort if client in uploads)
         if not clients:
             return Reply((), {})
-        device = self.federations[0].x.device
+        device = self.federations[0].device
         stacked: dict[str, dict[str, torch.Tensor]] = {}
         for group in uploads[clients[0]]:
             tensors = stack([uploads[client][group] for client in clients])
             stacked[group] = {name: tensor.to(device) for name, tensor in tensors.items()}
-        examples = [self._counts[client][exchange.phase.reads.source] for client in clients]
-        return Reply(clients, gather(exchange.phase, stacked, examples))
+        weights = [self._weights[client][exchange.phase.reads.source] for client in clients]
+        return Reply(clients, gather(exchange.phase, stacked, weights))
 
     def _pattern(self, exchange: Exchange, order: Order) -> Groups:
         """Return groups with the names, shapes and types of an upload.
@@ -227,7 +237,7 @@ class Flower:
         small = replace(federation, train=(four,), own_test=None, validation=four, test=four)
         phase = replace(exchange.phase, reads=replace(exchange.phase.reads, steps=1))
         key = ("pattern", 1, 0, 1, 0)
-        with seeded(key, federation.x.device):
+        with seeded(key, federation.device):
             upload, memo = answer(
                 self.model, phase, order.sent, self._memo, small, 0, key, self.dtype
             )
@@ -257,7 +267,7 @@ class Flower:
 
     def _ask_for_clients(self, nodes: set[int], reasons: dict[int, str], seconds: float) -> None:
         """Add the clients of these nodes; `reasons` gets the reason why a node is refused."""
-        request = NodeRequest(self.experiment, self._federation_facts)
+        request = NodeRequest(self._sent, self._federation_facts)
         content = RecordDict({"page": message_record(request)})
         outgoing = [Outgoing(node, -1, 0, "query.info", content) for node in sorted(nodes)]
         for asked, message in self._transport.send(outgoing, seconds):
@@ -279,6 +289,7 @@ class Flower:
                 )
             self._nodes[client] = node
             self._counts[client] = found.counts
+            self._weights[client] = found.counts if found.weights is None else found.weights
             if self.held.get(client, FIRST) not in (FIRST, *found.held):
                 log.warning("client %s has lost what it kept; it starts from the beginning", client)
                 del self.held[client]

@@ -132,7 +132,7 @@ def _plain(value: Any) -> Any:
 class FederationFacts(WireMessage):
     """The facts that a node with its own examples must know about the federation's data."""
 
-    shape: tuple[int, ...]  # of one example
+    shape: tuple[int, ...]  # of one example; of its first tensor if it has several
     classes: int
     scale: float  # the largest value of a stored pixel
 
@@ -211,10 +211,11 @@ class ExchangeRequest(NodeRequest):
 
 @dataclass(frozen=True)
 class ClientInfo(WireMessage):
-    """The sizes of a client's data sets, and the tags of the tensors that it holds."""
+    """The sizes of a client's data sets, the tags of the tensors that it holds, and its weights."""
 
     counts: Mapping[str, int]
     held: tuple[str, ...]
+    weights: Mapping[str, int] | None = None  # in means; null: the sizes
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 
 from feddkd.engines.client import retained
 from feddkd.engines.interface import purpose_of
-from feddkd.experiment import Experiment
 from feddkd.flower.messages import (
     ClientInfo,
     ExchangeReply,
@@ -21,7 +20,7 @@ from feddkd.flower.messages import (
     WireMessage,
 )
 from feddkd.flower.node_data import NodeConfig
-from feddkd.flower.node_experiment import NodeExperiment, open_experiment, short_digest
+from feddkd.flower.node_experiment import NodeExperiment, open_experiment
 from feddkd.flower.wire import FIRST, NOTHING, NodeMemory, WireError, pack, unpack
 from feddkd.tensors import Groups
 
@@ -31,7 +30,9 @@ def describe(config: NodeConfig, request: NodeRequest, memory: NodeMemory) -> No
     opened = open_experiment(config, request)
     return NodeInfo(
         {
-            client: ClientInfo(opened.counts(client), (NOTHING, *_held(memory, client)))
+            client: ClientInfo(
+                opened.counts(client), (NOTHING, *_held(memory, client)), opened.weights(client)
+            )
             for client in config.clients(opened.experiment)
         }
     )
@@ -56,25 +57,25 @@ def _ask_for_secrets(
 
     if query == "shares":
         dealt = SharesRequest.read(content)
-        config.check(dealt.client, Experiment(**dealt.experiment))
+        config.check(dealt.client, config.read(dealt.experiment).experiment)
         return client_masking.deal(
             dealt.client, dealt.session, dealt.threshold, dealt.public, memory
         )
     if query == "unmask":
         asked = UnmaskRequest.read(content)
-        config.check(asked.client, Experiment(**asked.experiment))
+        config.check(asked.client, config.read(asked.experiment).experiment)
         return client_masking.reveal(
             asked.client, asked.session, asked.exchange, asked.survivors, memory
         )
     request = KeysRequest.read(content)
-    experiment = Experiment(**request.experiment)
-    config.check(request.client, experiment)
+    sent = config.read(request.experiment)
+    config.check(request.client, sent.experiment)
     # The plan need not fit the network: methods whose plan depends on it are not summed.
-    plan = experiment.parsed_method.plan(request.round)
+    plan = sent.experiment.parsed_method.plan(request.round)
     return client_masking.begin(
         request.client,
         request.session,
-        short_digest(experiment),
+        sent.name,
         request.round,
         shares.names_of(plan),
         memory,
@@ -101,8 +102,8 @@ def respond(
         )
     if expected not in (FIRST, NOTHING, *held):
         return ExchangeReply(client, lost=True), b"", memory
-    memo = _memo(opened, expected, held)
-    upload, after = opened.answer(request, unpack(sent), memo)
+    memo = opened.here(_memo(opened, expected, held))
+    upload, after = opened.answer(request, opened.here(unpack(sent)), memo)
     if request.secure is None:
         content = pack(upload)
     else:
@@ -130,7 +131,7 @@ def _tag(opened: NodeExperiment, request: ExchangeRequest, before: Groups, after
         return NOTHING
     if request.expects != FIRST and _identity(before) == _identity(after):
         return request.expects
-    return "-".join([short_digest(opened.experiment), *map(str, request.key)])
+    return "-".join([opened.name, *map(str, request.key)])
 
 
 def _identity(groups: Groups) -> dict[str, dict[str, int]]:

@@ -9,18 +9,19 @@ from feddkd.data.batches import Source
 from feddkd.data.federation import Federation
 from feddkd.engines.client import answer, seeded
 from feddkd.engines.interface import purpose_of
-from feddkd.errors import InputError
+from feddkd.engines.select import find_device
 from feddkd.experiment import Experiment
 from feddkd.flower.messages import ExchangeRequest, FederationFacts, MaskingOrder, NodeRequest
 from feddkd.flower.node_data import NodeConfig
+from feddkd.flower.sent_experiment import SentExperiment
 from feddkd.flower.wire import NodeMemory, WireError
 from feddkd.method import Phase
 from feddkd.models.functional import Model
+from feddkd.models.weight_files import with_initial
 from feddkd.randomness import Key
 from feddkd.rounds import diagnostics
-from feddkd.rounds.evaluation import find_phase
-from feddkd.rounds.metrics import find_metrics
-from feddkd.runs.prepare import network
+from feddkd.rounds.evaluation import Sample, find_phase
+from feddkd.runs.prepare import network, outputs_of
 from feddkd.simulation import DTYPES, Job, Start, begin
 from feddkd.tensors import Groups
 
@@ -29,17 +30,17 @@ from feddkd.tensors import Groups
 class NodeExperiment:
     """The data and the model that a node's clients need in one experiment."""
 
+    name: str  # in tags
     experiment: Experiment
     model: Model
     federation: Federation
     first: Groups  # the tensors that every client starts with
-    outputs: int  # the number of logits of an example
+    sample: Sample  # what one example's output and target look like
 
     def phase(self, key: Key, name: str) -> Phase:
         """Return the phase of the exchange with this key."""
         if purpose_of(key) == "evaluate":
-            metrics = find_metrics(self.experiment.metrics)
-            return find_phase(name, metrics, self.outputs, self.federation.classes)
+            return find_phase(name, self.experiment.measured, self.sample, self.federation.classes)
         if purpose_of(key) == "diagnose":
             return diagnostics.PHASE
         _, round, index, step = (int(part) for part in key)
@@ -59,15 +60,31 @@ class NodeExperiment:
             for source in typing.get_args(Source)
         }
 
+    def weights(self, client: int) -> dict[str, int] | None:
+        """Return the weights of a client's data sets in means; None: the numbers of examples."""
+        if self.federation.units is None:
+            return None
+        return {
+            source: self.federation.weight(source, client) for source in typing.get_args(Source)
+        }
+
     def answer(self, request: ExchangeRequest, sent: Groups, memo: Groups) -> tuple[Groups, Groups]:
         """Compute a client's upload, and the tensors that it holds afterwards."""
         client, key = request.client, (*request.key, request.client)
         phase = self.phase(request.key, request.phase)
         if not len(self.federation.indices(phase.reads.source, client)):
-            raise InputError(f"client {client} has no {phase.reads.source} examples")
+            raise WireError(f"client {client} has no {phase.reads.source} examples")
         dtype = DTYPES[self.experiment.dtype]
-        with seeded(key, self.federation.x.device):
+        with seeded(key, self.federation.device):
             return answer(self.model, phase, sent, memo, self.federation, client, key, dtype)
+
+    def here(self, groups: Groups) -> Groups:
+        """Return groups on the device of the node."""
+        device = self.federation.device
+        return {
+            group: {name: tensor.to(device) for name, tensor in tensors.items()}
+            for group, tensors in groups.items()
+        }
 
     def masked(
         self, request: ExchangeRequest, order: MaskingOrder, upload: Groups, memory: NodeMemory
@@ -76,24 +93,39 @@ class NodeExperiment:
         from feddkd.flower import client_masking  # needs flwr; a node without masks does not
 
         phase = self.phase(request.key, request.phase)
-        examples = self.counts(request.client)[phase.reads.source]
+        examples = self.federation.weight(phase.reads.source, request.client)
         return client_masking.masked(
-            request, order, short_digest(self.experiment), phase.collect, examples, upload, memory
+            request, order, self.name, phase.collect, examples, upload, memory
         )
 
 
 @functools.lru_cache(maxsize=1)
 def _open(config: NodeConfig, experiment_text: str, facts_text: str) -> NodeExperiment:
-    experiment = Experiment(**json.loads(experiment_text))
-    if experiment.runs_a_file:  # a server must not choose which of the node's files is run
-        raise InputError("an experiment that names a Python file does not run on Flower nodes")
+    sent = config.read(json.loads(experiment_text))
+    experiment = sent.experiment
     facts = FederationFacts.read(json.loads(facts_text))
     federation = config.federation(experiment, facts)
-    model = network(experiment, federation.shape, facts.classes)
+    model = _network(config, sent, federation)
     start = Start(experiment.seed, federation, *model.start())
     job = Job(model, experiment.parsed_method, [start], dtype=DTYPES[experiment.dtype])
-    begun = begin(job, federation.x.device)
-    return NodeExperiment(experiment, begun.model, federation, begun.memos[0], begun.outputs)
+    begun = begin(job, find_device(config.device))
+    return NodeExperiment(
+        sent.name, experiment, begun.model, begun.federations[0], begun.memos[0], begun.sample
+    )
+
+
+def _network(config: NodeConfig, sent: SentExperiment, federation: Federation) -> Model:
+    """Return the network; the weights that it starts from count only where clients keep some."""
+    outputs = outputs_of(sent.experiment.parsed_task, federation)
+    model = network(sent.experiment, federation.shape, outputs)
+    if sent.initial_sha256 is None or not sent.experiment.parsed_method.personal:
+        return model
+    if config.initial is None:
+        raise WireError(
+            "clients of this method start from the run's first weights; start the node with"
+            " --initial FILE"
+        )
+    return with_initial(model, config.initial, sent.initial_sha256)
 
 
 def open_experiment(config: NodeConfig, request: NodeRequest) -> NodeExperiment:
@@ -106,8 +138,3 @@ def open_experiment(config: NodeConfig, request: NodeRequest) -> NodeExperiment:
         json.dumps(request.experiment, sort_keys=True),
         json.dumps(request.facts.as_json(), sort_keys=True),
     )
-
-
-def short_digest(experiment: Experiment) -> str:
-    """Return the name of an experiment in tags."""
-    return experiment.digest[:12]

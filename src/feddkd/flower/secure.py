@@ -113,7 +113,7 @@ class Secure(Flower):
         session, number = secrets.token_hex(8), int(order.key[1])
         threshold = max(LEAST, math.ceil(self.threshold * len(order.cohort) - 1e-9))
         names = set(names_of(parse(self.experiment["method"]).plan(number)))
-        base = self.experiment, self._federation_facts
+        base = self._sent, self._federation_facts
         public = self._query(
             "keys",
             {client: KeysRequest(*base, client, session, number) for client in order.cohort},
@@ -198,7 +198,7 @@ class Secure(Flower):
         except WireError as error:
             log.warning("cannot remove the masks from the sum of exchange %s: %s", name, error)
             return Reply(clients, {}, (least - 1, least))  # at least one client sent a wrong share
-        examples = sum(self._counts[client][exchange.phase.reads.source] for client in clients)
+        examples = sum(self._weights[client][exchange.phase.reads.source] for client in clients)
         weight = weights(exchange.phase.collect, examples, len(clients))
         return Reply(clients, decode(summed, weight, self._like))
 
@@ -208,7 +208,7 @@ class Secure(Flower):
         Stop when as many as the threshold have answered.
         """
         session = self._secrets.session
-        base = self.experiment, self._federation_facts
+        base = self._sent, self._federation_facts
         requests = {
             client: UnmaskRequest(*base, client, session, name, tuple(clients))
             for client in clients

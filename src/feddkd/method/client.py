@@ -2,29 +2,39 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from feddkd.models.functional import Model
 from feddkd.tensors import Groups, Tensors, only, without
+from feddkd.trees import Tree, map_tensors, tensors_of
 
 
 class Batch(NamedTuple):
     """The examples of one step of a client."""
 
-    x: Tensor
-    y: Tensor
+    x: Tree  # the inputs: a tensor, or a tuple or a dict of tensors
+    y: Tree  # the targets, for example class labels
     share: Tensor  # weights of the examples; they sum to one, and padding has weight 0
     key: Tensor  # the step's key as one whole number, for dropout
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All tensors of the batch, in order."""
+        return [*tensors_of(self.x), *tensors_of(self.y), self.share, self.key]
+
+    def mapped(self, function: Callable[[Tensor], Any]) -> "Batch":
+        """Return the batch with function(tensor) in place of each tensor."""
+        return Batch(*map_tensors(function, tuple(self)))
 
     def marks(self, classes: int) -> Tensor:
         """Return the labels one-hot, shape (batch, classes), with rows of zeros for padding.
 
         torch's one_hot cannot be captured in a CUDA graph.
         """
-        equal = self.y.unsqueeze(-1) == torch.arange(classes, device=self.y.device)
+        equal: Tensor = self.y.unsqueeze(-1) == torch.arange(classes, device=self.y.device)
         return (equal & (self.share > 0).unsqueeze(-1)).to(self.share.dtype)
 
 

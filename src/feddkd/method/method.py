@@ -8,6 +8,7 @@ from feddkd.errors import InputError, choices, did_you_mean
 from feddkd.method.phases import NOWHERE, Exchange, Phase, World, in_stored_order
 from feddkd.models.functional import Model
 from feddkd.spec.registry import Spelled
+from feddkd.tasks.task import Offer, Task, check_offers
 from feddkd.tensors import Groups, Tensors, only, without
 
 # The tensors that never leave their client: none; the running statistics of batch norm; whole
@@ -77,6 +78,11 @@ class Method(Spelled):
                     " with the clients"
                 )
             left |= phase.leaves | phase.keeps
+
+    def check_task(self, task: Task) -> None:
+        """Raise InputError if a phase needs what the task does not offer."""
+        needed = frozenset[Offer]().union(*(phase.requires for phase in self.phases))
+        check_offers(task, needed, repr(self))
 
     def fitted(self, model: Model) -> "Method":
         """Return the method for this network: phases that depend on the network are replaced."""

@@ -13,6 +13,7 @@ from feddkd.method.client import Fold, Gradient
 from feddkd.models.functional import Model
 from feddkd.randomness import Key
 from feddkd.spec.schedules import ONCE, Repeat, Schedule
+from feddkd.tasks.task import Offer
 from feddkd.tensors import Groups, Tensors
 
 
@@ -38,6 +39,7 @@ class World(NamedTuple):
     classes: int = 2
     public: int = 0  # number of public examples, which the server and all clients may read
     outputs: int = 2  # of the network; there may be more outputs than classes
+    output: tuple[int, ...] = (2,)  # the shape of the network's output for one example
     # a tensor with the dtype and the device of the run: the state has no tensors to take them from
     # where whole models are private
     like: Tensor = torch.zeros(())
@@ -98,6 +100,8 @@ class Phase:
     opens: Callable[[Model, Groups, World], Groups] | None = None
     # (model, state, world) -> groups to add to every client's memo before the first round
     brings: Callable[[Model, Groups, World], Groups] | None = None
+
+    requires: frozenset[Offer] = frozenset()  # what it needs of the task
 
     # Standard deviation of the noise in what the server gathers, in units of the most that one
     # client may add; the privacy accountant reads it.

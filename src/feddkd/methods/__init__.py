@@ -41,4 +41,5 @@ from feddkd.methods.scaffold import scaffold as scaffold
 from feddkd.methods.server_optimisers import server_adagrad as server_adagrad
 from feddkd.methods.server_optimisers import server_adam as server_adam
 from feddkd.methods.server_optimisers import server_momentum as server_momentum
+from feddkd.methods.server_optimisers import server_optimiser as server_optimiser
 from feddkd.methods.server_optimisers import server_yogi as server_yogi

@@ -47,6 +47,7 @@ def astraea(local: Local, *, gamma: Count = 5, passes: Count = 1) -> Method:
         keeps=frozenset({"labels"}),
         opens=_open,
         brings=_bring,
+        requires=frozenset({"labels"}),
     )
     hop = replace(
         training,

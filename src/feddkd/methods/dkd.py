@@ -12,9 +12,13 @@ student and are not updated.)
 
 Departures from the paper, each with its option:
 
-`divergence`, `temperature`: another divergence or temperature. `weights`: gradients weighted by
+`divergence`, `temperature`: another divergence or temperature, for logits of classes. For a task
+without classes the divergence is that of the task. `weights`: gradients weighted by
 examples. `momentum`: it starts from zero in every round. `local_steps`: several steps in one
 exchange on the client's own copy of w; the server averages the copies.
+
+`teacher`: "eval", "batch" and "train" are the mode in which w_k computes. "labels", "shuffled" and
+"average" put something else in its place: controls, described in methods/teachers.py.
 
 `steps="auto"`: each client sets `spare` examples aside for the round and sends the divergence on
 them with its gradient. When the mean of these divergences no longer falls, the server returns to
@@ -47,11 +51,22 @@ from feddkd.method import (
     probe_of,
 )
 from feddkd.methods.aggregation import PLAINLY, Gathering, gathered
-from feddkd.methods.losses import Divergence, distillation, reverse_distillation, squared_distance
+from feddkd.methods.losses import (
+    CLASSES,
+    TeachingLoss,
+    of_classes,
+    reverse_distillation,
+    squared_distance,
+    task_divergence,
+    task_loss,
+)
 from feddkd.methods.registry import METHODS
+from feddkd.methods.teachers import Teacher, bring_teachers, teacher_group, teacher_mode
 from feddkd.models.functional import Mode, Model
+from feddkd.spec.rate_schedules import ScheduleText, read_schedule
 from feddkd.spec.schedules import Rate, Repeat, Schedule
 from feddkd.spec.types import Count, Momentum, Positive, Whole
+from feddkd.tasks.task import Offer
 from feddkd.tensors import Groups, Tensors, add, add_at_once, combine, only, zeros
 
 
@@ -69,10 +84,12 @@ def dkd(
     divergence: Literal["kl", "reverse_kl", "squared"] = "kl",
     temperature: Positive = 1.0,
     student: Literal["eval", "batch", "train"] = "eval",
-    teacher: Literal["eval", "batch", "train"] = "eval",
+    teacher: Teacher = "eval",
     local_steps: Count = 1,
     limit: Count = 10,
     spare: Count = 64,
+    lr_schedule: ScheduleText = None,
+    lr_step_schedule: ScheduleText = None,
     gathering: Gathering,
 ) -> Method:
     """Clients teach the average: J times w <- w - gamma 1/m sum_k grad CE(softmax f(w_k), f(w))."""
@@ -89,13 +106,25 @@ def dkd(
             "dkd: noise does not go with weights='examples': a client's part of the mean must not"
             " grow with the number of its examples"
         )
+    if teacher == "labels" and (divergence, temperature) != ("kl", 1.0):
+        raise InputError(
+            "dkd: teacher='labels' takes the cross-entropy of the labels; divergence and temperature"
+            " do not go with it"
+        )
     mean = Collect.MEAN_BY_CLIENTS if weights == "clients" else Collect.MEAN_BY_EXAMPLES
-    targets, loss = _teach(teacher), _learn(student, _divergence(divergence, temperature))
+    group = teacher_group(teacher)
+    targets = _teach(group, teacher_mode(teacher)) if group else _no_targets
+    diverge, requires = _divergence(divergence, temperature) if group else (_labels, frozenset())
+    loss = _learn(student, diverge)
+    needs = frozenset({group} if group else ())
     gradient = Gradient(targets, loss, probe_of(targets, loss) if auto else None)
-    rate = Rate(lr, lr_decay, lr_step_decay)
+    rounds, repetitions = read_schedule(lr_schedule), read_schedule(lr_step_schedule)
+    rate = Rate(lr, lr_decay, lr_step_decay, rounds=rounds, steps=repetitions)
     phase = Phase(
         name="distil",
-        client=_on_own_copy(gradient) if local_steps > 1 or gathering != PLAINLY else gradient,
+        client=_on_own_copy(gradient, needs)
+        if local_steps > 1 or gathering != PLAINLY
+        else gradient,
         server=partial(_cautious if auto else _descend, momentum),
         reads=Reads(batch_size, steps=local_steps, spare=spare if auto else 0),
         collect={"gradient": mean, "probe": mean} if auto else {"gradient": mean},
@@ -103,46 +132,58 @@ def dkd(
         repeat=Repeat(limit + 1 if auto else int(steps), warmup),
         over=_over if auto else None,
         refines=True,
-        needs=frozenset({"model"}),
+        needs=needs,
         opens=partial(_open, bool(momentum), auto),
+        requires=requires,
     )
-    return Method((gathered(phase, gathering),))
+    return Method((*bring_teachers(teacher, warmup), gathered(phase, gathering)))
 
 
-def _divergence(kind: str, temperature: float) -> Divergence:
+def _divergence(kind: str, temperature: float) -> tuple[TeachingLoss, frozenset[Offer]]:
+    """Return the divergence, and what it needs of the task: "kl" stands for that of any task."""
+    if kind == "kl":
+        return task_divergence(temperature)
     if kind == "squared":  # T^2 |a/T - b/T|^2 is the same for every T
-        return squared_distance
-    return partial(distillation if kind == "kl" else reverse_distillation, temperature=temperature)
+        return of_classes(squared_distance), CLASSES
+    return of_classes(partial(reverse_distillation, temperature=temperature)), CLASSES
 
 
 # --- the client's half
 
 
-def _teach(teacher: Mode) -> Targets:
-    """Return a function that computes the teacher's logits f(w_k; x)."""
+def _teach(group: str, teacher: Mode) -> Targets:
+    """Return a function that computes the teacher's logits f(w_k; x), w_k = memo[group]."""
 
     def targets(model: Model, memo: Groups, batch: Batch) -> Tensor:
-        w_k = memo["model"]
+        w_k = memo[group]
         params, buffers = only(w_k, model.param_names), only(w_k, model.buffer_names)
         return model(params, buffers, batch.x, mode=teacher, key=batch.key).logits
 
     return targets
 
 
-def _learn(student: Mode, divergence: Divergence) -> Loss:
-    """Return the divergence of the student at w from the teacher's logits."""
+def _no_targets(model: Model, memo: Groups, batch: Batch) -> Tensor:
+    return batch.share.new_zeros(())
+
+
+def _labels(model: Model, taught: Tensor, student: Tensor, batch: Batch) -> Tensor:
+    return task_loss(model, student, batch)
+
+
+def _learn(student: Mode, divergence: TeachingLoss) -> Loss:
+    """Return the divergence of the student at w from the teacher's output."""
 
     def loss(
         model: Model, w: Tensors, sent: Groups, memo: Groups, batch: Batch, taught: Tensor
     ) -> Tensor:
         params, buffers = own_model(model, {**sent, "params": w}, memo)
         output = model(params, buffers, batch.x, mode=student, key=batch.key)
-        return divergence(taught, output.logits, batch)
+        return divergence(model, taught, output.logits, batch)
 
     return loss
 
 
-def _on_own_copy(gradient: Gradient) -> Fold:
+def _on_own_copy(gradient: Gradient, needs: frozenset[str]) -> Fold:
     """Return a client that makes several descent steps on its own copy of w.
 
     It uploads the sum of the gradients, which stands for one gradient.
@@ -150,7 +191,8 @@ def _on_own_copy(gradient: Gradient) -> Fold:
 
     def start(model: Model, sent: Groups, memo: Groups) -> Groups:
         initial = {"params": sent["params"], "gradient": zeros(sent["params"])}
-        return {**initial, "model": memo["model"], "private": memo.get("private", {})}
+        teacher = {group: memo[group] for group in needs}
+        return {**initial, **teacher, "private": memo.get("private", {})}
 
     def step(model: Model, sent: Groups, carry: Groups, batch: Batch) -> Groups:
         taught = gradient.targets(model, carry, batch)

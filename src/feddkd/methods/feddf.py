@@ -30,8 +30,8 @@ from feddkd.data.batches import Reads
 from feddkd.errors import InputError
 from feddkd.method import Batch, Collect, Fold, Method, Phase, World
 from feddkd.methods.local import Local, Variant, local_training, take_average
-from feddkd.methods.losses import cross_entropy, distillation
-from feddkd.methods.optimisers import Optimiser, adam, clip_norm, sgd
+from feddkd.methods.losses import task_divergence, task_loss
+from feddkd.methods.optimisers import OPTIMISERS, Optimiser, OptimiserName, clip_norm
 from feddkd.methods.registry import METHODS
 from feddkd.models.functional import Model, Output
 from feddkd.spec.schedules import Rate
@@ -46,14 +46,14 @@ class ServerTraining:
     server_steps: Count = 1000
     server_batch_size: Count = 128
     server_lr: Positive = 1e-3
-    server_optimiser: Literal["adam", "sgd"] = "adam"
+    server_optimiser: OptimiserName = "adam"
     annealing: Literal["cosine", "none"] = "cosine"  # of server_lr, over the steps of a round
     clip: Positive | None = 5.0  # limit of the gradient's norm
     temperature: Positive = 1.0
 
     def build_optimiser(self) -> Optimiser:
         """Return the optimiser that the options describe."""
-        return adam() if self.server_optimiser == "adam" else sgd()
+        return OPTIMISERS[self.server_optimiser]()
 
     def rate(self, lr: Tensor, step: Tensor) -> Tensor:
         """Return the rate lr (1 + cos(pi s / S)) / 2 at step s = 0, 1, ..., or lr."""
@@ -134,12 +134,13 @@ def taught_at_server(
         at="server",
         refines=refines,
         opens=opens,
+        requires=task_divergence(training.temperature)[1],
     )
 
 
 def _student(training: ServerTraining, teach: Teach, hard: float) -> Fold:
     """Return the steps of the server's model on the taught logits."""
-    optimiser = training.build_optimiser()
+    optimiser, (divergence, _) = training.build_optimiser(), task_divergence(training.temperature)
 
     def start(model: Model, sent: Groups, memo: Groups) -> Groups:
         zero = torch.zeros((), dtype=torch.int64, device=sent["rates"]["lr"].device)
@@ -153,8 +154,8 @@ def _student(training: ServerTraining, teach: Teach, hard: float) -> Fold:
 
         def loss(w: Tensors) -> tuple[Tensor, Output]:
             output = model(w, carry["buffers"], batch.x, mode="train", key=batch.key)
-            soft = distillation(taught, output.logits, batch, temperature) / temperature**2
-            return soft + hard * cross_entropy(output.logits, batch) if hard else soft, output
+            soft = divergence(model, taught, output.logits, batch) / temperature**2
+            return soft + hard * task_loss(model, output.logits, batch) if hard else soft, output
 
         gradient, output = grad(loss, has_aux=True)(carry["params"])
         if training.clip is not None:

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from feddkd.method import Batch, Collect, Method, Private, World
 from feddkd.methods.local import Local, Variant, local_training, take_average
-from feddkd.methods.losses import distillation
+from feddkd.methods.losses import CLASSES, distillation
 from feddkd.methods.registry import METHODS
 from feddkd.models.functional import Model, Output
 from feddkd.spec.types import NonNegative
@@ -77,6 +77,7 @@ def _variant(
         opens=_open,
         brings=partial(_bring, leave_one_out, 1.0 if counts_from == "one" else 0.0),
         private=private,
+        requires=CLASSES,
     )
 
 

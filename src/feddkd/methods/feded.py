@@ -74,9 +74,9 @@ def _predict() -> Phase:
 
 
 def _blank(model: Model, state: Groups, world: World) -> Groups:
-    """Return an empty table with a row of logits for each public example."""
+    """Return an empty table with the output for each public example."""
     like = next(iter(state["params"].values()))
-    return {"blank": {"logits": like.new_zeros(world.public, world.outputs)}}
+    return {"blank": {"logits": like.new_zeros(world.public, *world.output)}}
 
 
 def _start(model: Model, sent: Groups, memo: Groups) -> Groups:
@@ -92,7 +92,8 @@ def _step(model: Model, sent: Groups, carry: Groups, batch: Batch) -> Groups:
     # the position in this batch of each row of the table
     position = torch.arange(len(table), device=table.device) - now * AT_ONCE
     in_batch = (position >= 0) & (position < len(logits))
-    filled = torch.where(in_batch[:, None], logits[position.clamp(0, len(logits) - 1)], table)
+    in_batch = in_batch.reshape(-1, *(1,) * (logits.dim() - 1))
+    filled = torch.where(in_batch, logits[position.clamp(0, len(logits) - 1)], table)
     return {**carry, "predictions": {"logits": filled}, "progress": {"step": now + 1}}
 
 
@@ -113,7 +114,7 @@ def _look_up(batch_size: int) -> Teach:
     def teach(model: Model, sent: Groups, step: Tensor, batch: Batch) -> Tensor:
         table = sent["predictions"]["logits"]
         first = step % math.ceil(len(table) / batch_size) * batch_size
-        rows = first + torch.arange(len(batch.y), device=table.device)
+        rows = first + torch.arange(len(batch.share), device=table.device)
         return table[rows.clamp(max=len(table) - 1)]  # rows past the end are padding, of share 0
 
     return teach

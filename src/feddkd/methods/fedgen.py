@@ -38,7 +38,7 @@ from feddkd.data.batches import Reads
 from feddkd.errors import InputError
 from feddkd.method import Batch, Collect, Fold, Method, Phase, World
 from feddkd.methods.local import Local, Variant, local_training, take_average
-from feddkd.methods.losses import Term, cross_entropy, distillation, diversity_loss
+from feddkd.methods.losses import CLASSES, Term, cross_entropy, distillation, diversity_loss
 from feddkd.methods.optimisers import Optimiser, adam
 from feddkd.methods.registry import METHODS
 from feddkd.models.functional import Mode, Model, Output, functional
@@ -99,6 +99,7 @@ def fedgen(
             "beta": Rate(beta, decay, after=1, least=1e-4),
         },
         private=private,
+        requires=CLASSES,
     )
     optimiser = adam(weight_decay=generator_weight_decay)
     teaching = Phase(

@@ -22,7 +22,7 @@ from torch import Tensor
 from feddkd.method import Batch, Method, Phase, World, own_model
 from feddkd.methods.aggregation import Gathering
 from feddkd.methods.local import Local, Variant, hold_private, local_training
-from feddkd.methods.losses import distillation
+from feddkd.methods.losses import TeachingLoss, task_divergence
 from feddkd.methods.registry import METHODS
 from feddkd.models.functional import Model, Output
 from feddkd.spec.schedules import Rate
@@ -41,11 +41,13 @@ def fedgkd(
 ) -> Method:
     """Clients taught by the mean of past global models: loss = CE + c T^2 KL(z_M/T || z/T)."""
     several = buffer > 1
+    divergence, requires = task_divergence(temperature)
     variant = Variant(
-        terms=(partial(_term, temperature),),
+        terms=(partial(_term, divergence),),
         begin=hold_private,
         sends=("teacher",) if several else (),
         rates={"c": Rate(c, after=1)},
+        requires=requires,
     )
     train = local_training(local, variant, gathering)
     remember = Phase(
@@ -55,7 +57,7 @@ def fedgkd(
 
 
 def _term(
-    temperature: float,
+    divergence: TeachingLoss,
     model: Model,
     w: Tensors,
     sent: Groups,
@@ -71,7 +73,7 @@ def _term(
             "buffers": only(teacher, model.buffer_names),
         }
     taught = model(*own_model(model, sent, carry), batch.x, mode="eval", key=batch.key).logits
-    return sent["rates"]["c"] * distillation(taught, output.logits, batch, temperature)
+    return sent["rates"]["c"] * divergence(model, taught, output.logits, batch)
 
 
 def _no_past(model: Model, state: Groups, world: World) -> Groups:

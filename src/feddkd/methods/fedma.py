@@ -32,11 +32,13 @@ from torch import Tensor
 from feddkd.errors import InputError, choices
 from feddkd.method import Batch, Collect, Fold, Method, Part, Phase, World
 from feddkd.methods.local import Local, local_training
+from feddkd.methods.losses import CLASSES
 from feddkd.methods.registry import METHODS
 from feddkd.methods.unit_matching import matched_average
 from feddkd.models.functional import Model
 from feddkd.models.layer_chain import Layer, chain, move_inputs
 from feddkd.spec.types import Whole
+from feddkd.tasks.task import Offer
 from feddkd.tensors import Groups, Tensors, combine, only
 
 Weights = Literal["clients", "examples"]
@@ -64,7 +66,8 @@ def fedma(
             _phase(phase, stage, partial(_server, stage, weights, sweeps)) for stage in stages
         )
 
-    return Method((replace(phase, unfolds=unfolds),))
+    requires = CLASSES if head == "labels" else frozenset[Offer]()
+    return Method((replace(phase, unfolds=unfolds, requires=requires),))
 
 
 @dataclass(frozen=True)

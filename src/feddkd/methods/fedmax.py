@@ -13,7 +13,7 @@ from typing import Literal
 from feddkd.method import Method
 from feddkd.methods.aggregation import Gathering
 from feddkd.methods.local import Local, Variant, local_training
-from feddkd.methods.losses import activation_entropy
+from feddkd.methods.losses import FEATURES, activation_entropy
 from feddkd.methods.registry import METHODS
 from feddkd.spec.types import NonNegative
 
@@ -29,4 +29,4 @@ def fedmax(
 ) -> Method:
     """FedAvg with activations pulled to maximum entropy: loss = CE + beta KL(U || softmax(a))."""
     term = activation_entropy(beta, reduction, reverse)
-    return local_training(local, Variant(terms=(term,)), gathering)
+    return local_training(local, Variant(terms=(term,), requires=FEATURES), gathering)

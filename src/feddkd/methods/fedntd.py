@@ -16,7 +16,7 @@ from torch import Tensor
 from feddkd.method import Batch, Method, own_model
 from feddkd.methods.aggregation import Gathering
 from feddkd.methods.local import Local, Variant, hold_private, local_training
-from feddkd.methods.losses import not_true_distillation
+from feddkd.methods.losses import CLASSES, not_true_distillation
 from feddkd.methods.registry import METHODS
 from feddkd.models.functional import Model, Output
 from feddkd.spec.types import NonNegative, Positive
@@ -28,7 +28,8 @@ def fedntd(
     local: Local, gathering: Gathering, *, beta: NonNegative = 1.0, temperature: Positive = 1.0
 ) -> Method:
     """FedAvg with distillation among the other classes: loss = CE + beta T^2 KL(z_t/T || z/T)."""
-    variant = Variant(terms=(partial(_term, beta, temperature),), begin=hold_private)
+    term = partial(_term, beta, temperature)
+    variant = Variant(terms=(term,), begin=hold_private, requires=CLASSES)
     return local_training(local, variant, gathering)
 
 

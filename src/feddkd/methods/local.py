@@ -1,14 +1,14 @@
 """Local training, the exchange that most methods share (Algorithm 1, Client-LocalTrain).
 
-    w_k: from w_t,  w <- optimiser(w, grad[ CE(f(w; x), y) + terms ])  over client k's mini-batches
+    w_k: from w_t,  w <- optimiser(w, grad[ l(f(w; x), y) + terms ])  over client k's mini-batches
     w_{t+1} = sum_k n_k / (sum_i n_i) w_k
 
-A method adds its terms to the loss.
+l is the loss of the task, by default cross-entropy; a method adds its terms to it.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated
 
 from torch import Tensor
 from torch.func import grad
@@ -28,11 +28,20 @@ from feddkd.method import (
     uploads,
 )
 from feddkd.methods.aggregation import PLAINLY, Gathering, gathered
-from feddkd.methods.losses import Term, cross_entropy
-from feddkd.methods.optimisers import Optimiser, adam, sgd
+from feddkd.methods.losses import Term, task_loss
+from feddkd.methods.optimisers import (
+    Optimiser,
+    OptimiserName,
+    clipped,
+    factor_of_step,
+    optimiser_from,
+    scheduled,
+)
 from feddkd.models.functional import Model, Output
+from feddkd.spec.rate_schedules import RateSchedule, ScheduleText, read_schedule
 from feddkd.spec.schedules import Rate, Schedule
-from feddkd.spec.types import Count, Momentum, NonNegative, Positive
+from feddkd.spec.types import LATER, Count, Momentum, NonNegative, Positive
+from feddkd.tasks.task import Offer
 from feddkd.tensors import Groups, Tensors
 
 
@@ -45,7 +54,7 @@ class Local:
     batch_size: Count = 64
     lr: Positive = 0.1
     lr_decay: Positive = 1.0  # per round
-    optimiser: Literal["sgd", "adam"] = "sgd"
+    optimiser: OptimiserName = "sgd"
     momentum: Momentum = 0.0
     nesterov: bool = False
     weight_decay: NonNegative = 0.0
@@ -54,14 +63,30 @@ class Local:
     eps: Positive = 1e-8
     amsgrad: bool = False
     drop_last: bool = False
+    lr_schedule: ScheduleText = None  # factors of lr, by round
+    lr_step_schedule: ScheduleText = None  # factors of lr, by step of a client in a round
+    # limit of a gradient's norm before each step; `clip` is that of a whole upload
+    max_gradient_norm: Annotated[Positive | None, LATER] = None
+
+    @property
+    def rate(self) -> Rate:
+        """Return the learning rate by round."""
+        return Rate(self.lr, self.lr_decay, rounds=read_schedule(self.lr_schedule))
+
+    @property
+    def step_schedule(self) -> RateSchedule | None:
+        """Return the factors of the learning rate by step."""
+        return read_schedule(self.lr_step_schedule)
 
     def build_optimiser(self) -> Optimiser:
         """Return the optimiser that the options describe."""
-        decay = self.weight_decay
-        if self.optimiser == "sgd":
-            return sgd(momentum=self.momentum, nesterov=self.nesterov, weight_decay=decay)
-        beta1, beta2, eps = self.beta1, self.beta2, self.eps
-        return adam(beta1=beta1, beta2=beta2, eps=eps, weight_decay=decay, amsgrad=self.amsgrad)
+        # in version 0.1, sgd and adam ignored each other's options: its texts remain valid
+        unset = self if self.optimiser in ("sgd", "adam") else Local()
+        optimiser = optimiser_from(self.optimiser, vars(self), vars(unset))
+        if self.max_gradient_norm is not None:
+            optimiser = clipped(optimiser, self.max_gradient_norm)
+        schedule = self.step_schedule
+        return optimiser if schedule is None else scheduled(optimiser, schedule)
 
 
 Begin = Callable[[Model, Groups, Groups], Groups]  # (model, sent, memo) -> groups
@@ -110,6 +135,7 @@ class Variant:
     brings: Callable[[Model, Groups, World], Groups] | None = None
     private: Private = "none"
     source: Source = "train"
+    requires: frozenset[Offer] = frozenset()  # what the terms need of the task
 
 
 FEDAVG = Variant()
@@ -142,11 +168,12 @@ def local_training(
         },
         every=variant.every,
         sends=("params", "buffers", *variant.sends),
-        rates={"lr": Rate(local.lr, local.lr_decay), **variant.rates},
+        rates={"lr": local.rate, **variant.rates},
         leaves=frozenset({"model"}),
         keeps=variant.keeps,
         opens=variant.opens,
         brings=variant.brings,
+        requires=variant.requires,
     )
     return Method((gathered(phase, gathering),), frozenset({variant.private}))
 
@@ -157,7 +184,7 @@ def take_average(model: Model, state: Groups, collected: Groups, rates: Tensors)
 
 
 def _client(optimiser: Optimiser, variant: Variant) -> Fold:
-    """Return the client half: steps of an optimiser on cross-entropy and the variant's terms."""
+    """Return the client half: steps of an optimiser on the task's loss and the variant's terms."""
 
     def start(model: Model, sent: Groups, memo: Groups) -> Groups:
         params, buffers = own_model(model, sent, memo)
@@ -171,7 +198,7 @@ def _client(optimiser: Optimiser, variant: Variant) -> Fold:
     def step(model: Model, sent: Groups, carry: Groups, batch: Batch) -> Groups:
         def loss(w: Tensors) -> tuple[Tensor, Output]:
             output = model(w, carry["buffers"], batch.x, mode="train", key=batch.key)
-            value = cross_entropy(output.logits, batch)
+            value = task_loss(model, output.logits, batch)
             for term in variant.terms:
                 value = value + term(model, w, sent, carry, output, batch)
             return value, output
@@ -206,13 +233,16 @@ def reach(local: Local, method: str) -> tuple[Begin, Watch]:
     """Return `begin` and `watch` that compute carry["reach"]["a"], the length of the steps so far.
 
     It is the sum of the weights that a client's gradients have in its move, in units of the
-    learning rate: K after K steps of plain SGD, (K - rho (1 - rho^K) / (1 - rho)) / (1 - rho) with
-    momentum rho, and the exact value for Nesterov's momentum.
+    learning rate of the round: K after K steps of plain SGD, (K - rho (1 - rho^K) / (1 - rho)) /
+    (1 - rho) with momentum rho, and the exact value for Nesterov's momentum and for a rate that
+    changes by step.
     """
     if local.optimiser != "sgd":
         raise InputError(
             f"{method} weighs the steps of SGD; optimiser={local.optimiser!r} does not go with it"
         )
+
+    schedule = local.step_schedule
 
     def begin(model: Model, sent: Groups, memo: Groups) -> Groups:
         zero = sent["rates"]["lr"].new_zeros(())
@@ -221,6 +251,8 @@ def reach(local: Local, method: str) -> tuple[Begin, Watch]:
     def watch(model: Model, sent: Groups, carry: Groups, output: Output, batch: Batch) -> Groups:
         v = local.momentum * carry["reach"]["v"] + 1
         length = 1 + local.momentum * v if local.nesterov else v
+        if schedule is not None:
+            length = length * factor_of_step(schedule, carry).to(length.dtype)
         return {"reach": {"a": carry["reach"]["a"] + length, "v": v}}
 
     return begin, watch

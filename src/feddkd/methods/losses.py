@@ -1,27 +1,33 @@
 """Loss terms: each formula of a loss stands here once.
 
 A mean over a batch is weighted by the batch's shares (1/B each, 0 for padding). A `Term` is added
-to a client's cross-entropy.
+to the loss of the task at a client.
 """
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cosine_similarity, log_softmax, softmax, softplus
-from torch.nn.functional import cross_entropy as torch_cross_entropy
+from torch.nn.functional import cosine_similarity, log_softmax, softplus
 
 from feddkd.errors import InputError
 from feddkd.method import Batch
 from feddkd.models.functional import Model, Output
+from feddkd.tasks import formulas
+from feddkd.tasks.task import Offer
 from feddkd.tensors import Groups, Tensors
 
 # (model, w, sent, carry, output at w, batch) -> scalar
 Term = Callable[[Model, Tensors, Groups, Groups, Output, Batch], Tensor]
 # (teacher's logits, student's logits, batch) -> scalar
 Divergence = Callable[[Tensor, Tensor, Batch], Tensor]
+# (model, teacher's output, student's output, batch) -> scalar
+TeachingLoss = Callable[[Model, Tensor, Tensor, Batch], Tensor]
+CLASSES: frozenset[Offer] = frozenset({"classes"})
+FEATURES: frozenset[Offer] = frozenset({"features"})
 
 
 def mean(per_example: Tensor, batch: Batch) -> Tensor:
@@ -29,9 +35,14 @@ def mean(per_example: Tensor, batch: Batch) -> Tensor:
     return (per_example * batch.share).sum()
 
 
+def task_loss(model: Model, output: Tensor, batch: Batch) -> Tensor:
+    """Return the loss of the model's task on a batch."""
+    return model.task.loss(output, batch.y, model.task.shares(batch.y, batch.share))
+
+
 def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
     """Return 1/B sum_i -log softmax(z_i)[y_i]."""
-    return mean(torch_cross_entropy(logits, batch.y, reduction="none"), batch)
+    return formulas.cross_entropy(logits, batch.y, batch.share)
 
 
 def distillation(
@@ -41,8 +52,8 @@ def distillation(
 
     Its gradient with respect to the student is that of KL(teacher || student).
     """
-    taught = softmax(teacher / temperature, -1)
-    return temperature**2 * mean(-(taught * log_softmax(student / temperature, -1)).sum(-1), batch)
+    teacher, student = teacher / temperature, student / temperature
+    return temperature**2 * formulas.soft_cross_entropy(teacher, student, batch.share)
 
 
 def reverse_distillation(
@@ -56,7 +67,27 @@ def reverse_distillation(
 
 def squared_distance(teacher: Tensor, student: Tensor, batch: Batch) -> Tensor:
     """Return 1/B sum_i |teacher_i - student_i|^2 of the logits: the divergence of Corollary 1."""
-    return mean(((student - teacher) ** 2).sum(-1), batch)
+    return formulas.squared_distance(teacher, student, batch.share)
+
+
+def task_divergence(temperature: float = 1.0) -> tuple[TeachingLoss, frozenset[Offer]]:
+    """Return the divergence of the model's task, and what it needs of the task.
+
+    Only logits of classes can have another temperature than 1.
+    """
+    if temperature != 1:
+        return of_classes(partial(distillation, temperature=temperature)), CLASSES
+
+    def divergence(model: Model, teacher: Tensor, student: Tensor, batch: Batch) -> Tensor:
+        shares = model.task.shares(batch.y, batch.share)
+        return model.task.divergence(teacher, student, shares)
+
+    return divergence, frozenset()
+
+
+def of_classes(divergence: Divergence) -> TeachingLoss:
+    """Return a divergence of class logits as one that also gets the model."""
+    return lambda model, teacher, student, batch: divergence(teacher, student, batch)
 
 
 def proximal(mu: float, form: Literal["sum", "mean"]) -> Term:

@@ -18,7 +18,7 @@ from feddkd.errors import InputError
 from feddkd.method import Batch, Method, World, own_model, uploads
 from feddkd.methods.aggregation import Gathering
 from feddkd.methods.local import Local, Variant, hold_private, local_training
-from feddkd.methods.losses import contrast
+from feddkd.methods.losses import FEATURES, contrast
 from feddkd.methods.registry import METHODS
 from feddkd.models.functional import Model, Output
 from feddkd.spec.types import NonNegative, Positive
@@ -36,6 +36,7 @@ def moon(
         part=_remember,
         keeps=frozenset({"previous"}),
         brings=_initial,
+        requires=FEATURES,
     )
     return local_training(local, variant, gathering)
 

@@ -15,18 +15,30 @@ parameters are moved; buffers stay averaged. The moments last as long as the run
 b1 = .9, b2 = .99 (Adagrad: no momentum) and tau = 1e-3 are the paper's. Its learning rates are
 tuned for each task; the defaults here are only orders of magnitude to start with.
 
+server_optimiser() has the optimisers of local training, as torch.optim has them: SGD, Adam, AdamW,
+Adagrad, RMSprop, LAMB. Its defaults of beta1, beta2 and eps are those of server_adam.
+
 The paper does not correct the bias of the moments and requires v_0 >= tau^2. `initial` is v_0; its
 default is tau^2 (Flower: 0). `bias_correction=True` is the step of torch.optim.Adam, with v_0 = 0;
 Flower corrects in the same way, but its correction of v also scales tau.
 """
 
+from dataclasses import dataclass
 from functools import partial
 
 from feddkd.errors import InputError
 from feddkd.method import Method, Phase, World
-from feddkd.methods.optimisers import Optimiser, adam, adaptive, sgd
+from feddkd.methods.optimisers import (
+    Optimiser,
+    OptimiserName,
+    adam,
+    adaptive,
+    optimiser_from,
+    sgd,
+)
 from feddkd.methods.registry import METHODS
 from feddkd.models.functional import Model
+from feddkd.spec.rate_schedules import ScheduleText, read_schedule
 from feddkd.spec.schedules import Rate
 from feddkd.spec.types import Momentum, NonNegative, Positive
 from feddkd.tensors import Groups, Tensors, add
@@ -39,11 +51,16 @@ def server_momentum(
     lr_decay: Positive = 1.0,
     momentum: Momentum = 0.9,
     nesterov: bool = False,
+    lr_schedule: ScheduleText = None,
 ) -> Method:
     """Momentum on the change of the round: v <- b v + (w_t - w), w <- w_t - lr v."""
     if nesterov and not momentum:
         raise InputError("server_momentum: nesterov=True does not go with momentum=0")
-    return _piece("server_momentum", sgd(momentum=momentum, nesterov=nesterov), Rate(lr, lr_decay))
+    return _piece(
+        "server_momentum",
+        sgd(momentum=momentum, nesterov=nesterov),
+        _rate(lr, lr_decay, lr_schedule),
+    )
 
 
 @METHODS.register
@@ -56,6 +73,7 @@ def server_adam(
     tau: Positive = 1e-3,
     initial: NonNegative | None = None,
     bias_correction: bool = False,
+    lr_schedule: ScheduleText = None,
 ) -> Method:
     """Adam on the change of the round: g = w_t - w, w <- w_t - lr m/(sqrt(v) + tau)."""
     if bias_correction and initial is not None:
@@ -66,7 +84,7 @@ def server_adam(
         optimiser = adam(beta1=beta1, beta2=beta2, eps=tau)
     else:
         optimiser = adaptive("adam", beta1=beta1, beta2=beta2, tau=tau, initial=initial)
-    return _piece("server_adam", optimiser, Rate(lr, lr_decay))
+    return _piece("server_adam", optimiser, _rate(lr, lr_decay, lr_schedule))
 
 
 @METHODS.register
@@ -78,10 +96,11 @@ def server_yogi(
     beta2: Momentum = 0.99,
     tau: Positive = 1e-3,
     initial: NonNegative | None = None,
+    lr_schedule: ScheduleText = None,
 ) -> Method:
     """Yogi on the change of the round: as server_adam, with v <- v - (1-b2) g^2 sign(v - g^2)."""
     optimiser = adaptive("yogi", beta1=beta1, beta2=beta2, tau=tau, initial=initial)
-    return _piece("server_yogi", optimiser, Rate(lr, lr_decay))
+    return _piece("server_yogi", optimiser, _rate(lr, lr_decay, lr_schedule))
 
 
 @METHODS.register
@@ -92,10 +111,40 @@ def server_adagrad(
     beta1: Momentum = 0.0,
     tau: Positive = 1e-3,
     initial: NonNegative | None = None,
+    lr_schedule: ScheduleText = None,
 ) -> Method:
     """Adagrad on the change of the round: as server_adam, with v <- v + g^2."""
     optimiser = adaptive("adagrad", beta1=beta1, beta2=0.0, tau=tau, initial=initial)
-    return _piece("server_adagrad", optimiser, Rate(lr, lr_decay))
+    return _piece("server_adagrad", optimiser, _rate(lr, lr_decay, lr_schedule))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerStep:
+    """Options of an optimiser of local training, at the server."""
+
+    lr: Positive = 0.01
+    lr_decay: Positive = 1.0
+    lr_schedule: ScheduleText = None
+    optimiser: OptimiserName = "adamw"
+    momentum: Momentum = 0.0
+    nesterov: bool = False
+    weight_decay: NonNegative = 0.0
+    beta1: Momentum = 0.9
+    beta2: Momentum = 0.99
+    eps: Positive = 1e-3
+    amsgrad: bool = False
+
+
+@METHODS.register
+def server_optimiser(chosen: ServerStep) -> Method:
+    """An optimiser of local training on the change of the round: g = w_t - w."""
+    optimiser = optimiser_from(chosen.optimiser, vars(chosen), vars(ServerStep()))
+    rate = _rate(chosen.lr, chosen.lr_decay, chosen.lr_schedule)
+    return _piece("server_optimiser", optimiser, rate)
+
+
+def _rate(lr: float, decay: float, schedule: str | None) -> Rate:
+    return Rate(lr, decay, rounds=read_schedule(schedule))
 
 
 def _piece(name: str, optimiser: Optimiser, lr: Rate) -> Method:

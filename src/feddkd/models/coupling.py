@@ -5,14 +5,16 @@ do. An engine may then not fill a small batch with further examples.
 """
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from feddkd.models.comparison import is_close
-from feddkd.models.functional import Mode, Model, Output
+from feddkd.models.functional import Mode, Model, Output, arguments
 from feddkd.models.keyed_draws import keyed
 from feddkd.tensors import Tensors, to
+from feddkd.trees import Tree, cat, first_tensor, map_tensors, take
 
 KEYS = 4  # a draw may decide whether examples are mixed
 FAR = 4.0  # further examples are larger than the others by this factor, in both directions
@@ -22,7 +24,7 @@ STRICT, LOOSE = 1e-6, 1e-2
 
 
 def couples_examples(
-    model: Model, params: Tensors, buffers: Tensors, net: nn.Module, x: Tensor, mode: Mode
+    model: Model, params: Tensors, buffers: Tensors, net: nn.Module, x: Tree, mode: Mode
 ) -> bool:
     """Return whether further examples change the outputs of the others or the buffers.
 
@@ -34,7 +36,8 @@ def couples_examples(
             return True
     except Exception:
         return True
-    for dtype, tolerance in ((torch.float64, STRICT), (x.dtype, LOOSE)):
+    own_type = next(tensor.dtype for tensor in params.values())
+    for dtype, tolerance in ((torch.float64, STRICT), (own_type, LOOSE)):
         try:
             pairs = list(_outputs(model, params, buffers, x, mode, dtype))
         except Exception:  # some networks compute in one type only
@@ -43,29 +46,38 @@ def couples_examples(
     return True
 
 
-def _draws_for_the_batch(net: nn.Module, x: Tensor) -> bool:
+def _draws_for_the_batch(net: nn.Module, x: Tree) -> bool:
     """Return whether the network draws numbers that do not belong to single examples."""
+    first = first_tensor(x)
     net.train()
-    with keyed(net, torch.tensor(0, device=x.device)) as draws:
-        net(x.clone())
-    return any(not shape or shape[0] % len(x) for shape in draws.shapes)
+    with keyed(net, torch.tensor(0, device=first.device)) as draws:
+        args, kwargs = arguments(map_tensors(Tensor.clone, x))
+        net(*args, **kwargs)
+    return any(not shape or shape[0] % len(first) for shape in draws.shapes)
 
 
 def _outputs(
-    model: Model, params: Tensors, buffers: Tensors, x: Tensor, mode: Mode, dtype: torch.dtype
+    model: Model, params: Tensors, buffers: Tensors, x: Tree, mode: Mode, dtype: torch.dtype
 ) -> Iterator[tuple[Output, Output]]:
     """Yield what the network computes of a few examples, alone and followed by others."""
-    model = model.on(x.device, dtype)
-    params, buffers = to(params, x.device, dtype), to(buffers, x.device, dtype)
-    few, others = x[len(x) // 2 :], x[: len(x) // 2]
-    if x.is_floating_point():
-        few, others = few.to(dtype), others.to(dtype)
-        others = torch.cat([others, FAR * few, -FAR * few])
-    more = torch.cat([few, others])
+    first = first_tensor(x)
+    model = model.on(first.device, dtype)
+    params, buffers = to(params, first.device, dtype), to(buffers, first.device, dtype)
+    half = len(first) // 2
+    few, others = (_typed(take(x, part), dtype) for part in (slice(half, None), slice(half)))
+    more = cat([few, others, *(map_tensors(partial(_scaled, by), few) for by in (FAR, -FAR))])
     for number in range(KEYS if mode == "train" else 1):
-        key = torch.tensor(number, device=x.device)
+        key = torch.tensor(number, device=first.device)
         alone = model(params, buffers, few, mode=mode, key=key)
         yield alone, model(params, buffers, more, mode=mode, key=key)
+
+
+def _typed(x: Tree, dtype: torch.dtype) -> Tree:
+    return map_tensors(lambda part: part.to(dtype) if part.is_floating_point() else part, x)
+
+
+def _scaled(factor: float, x: Tensor) -> Tensor:
+    return factor * x if x.is_floating_point() else x
 
 
 def _is_alike(few: Output, more: Output, tolerance: float) -> bool:

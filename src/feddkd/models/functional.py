@@ -4,6 +4,9 @@
 logits, features and the new buffers, and changes nothing: not its arguments, not the module, no
 generator. So one network serves every client, and an engine may loop, vmap, compile or capture the
 call. A network that cannot be wrapped is refused with the name of the layer or tensor.
+
+Inputs that are a tuple are given to the network in order, net(*x), those that are a dict by name,
+net(**x).
 """
 
 import copy
@@ -30,7 +33,10 @@ from feddkd.models.state_dicts import (
 )
 from feddkd.models.tensor_kinds import Inventory, inventory, loose_tensors
 from feddkd.randomness import Key
+from feddkd.tasks.labels import CLASSIFICATION
+from feddkd.tasks.task import Task
 from feddkd.tensors import Tensors, only, to
+from feddkd.trees import Tree, first_tensor, map_tensors
 
 
 class Output(NamedTuple):
@@ -57,6 +63,7 @@ class Model:
     inside: torch.dtype | None = None
     # its result for an example depends on the others in the batch, as with batch norm
     couples: bool = False
+    task: Task = field(default=CLASSIFICATION, repr=False)  # what it learns
 
     @property
     def nets(self) -> dict[Mode, nn.Module]:
@@ -102,9 +109,9 @@ class Model:
         }
 
     def __call__(
-        self, params: Tensors, buffers: Tensors, x: Tensor, *, mode: Mode, key: Tensor | None = None
+        self, params: Tensors, buffers: Tensors, x: Tree, *, mode: Mode, key: Tensor | None = None
     ) -> Output:
-        dtype = next((tensor.dtype for tensor in params.values()), x.dtype)
+        dtype = next((tensor.dtype for tensor in params.values()), first_tensor(x).dtype)
         if self.inside is not None and self.inside != dtype:
             return self._call_inside(self.inside, params, buffers, x, dtype, mode, key)
         fresh = {
@@ -112,9 +119,12 @@ class Model:
         }
         given = {**self.constants, **params, **fresh}
         tensors = {slot: given[name] for slot, name in self.tensors.slots.items()}
+        inputs, named = arguments(x)
         with self.call_state.open(key):
             # tie_weights=False: `tensors` has every slot
-            returned = functional_call(self.nets[mode], tensors, (x,), tie_weights=False)
+            returned = functional_call(
+                self.nets[mode], tensors, inputs, dict(named), tie_weights=False
+            )
         logits = self.logits(returned)
         features = self.call_state.take()
         return Output(logits, logits if features is None else features, fresh)
@@ -124,13 +134,13 @@ class Model:
         inside: torch.dtype,
         params: Tensors,
         buffers: Tensors,
-        x: Tensor,
+        x: Tree,
         dtype: torch.dtype,
         mode: Mode,
         key: Tensor | None,
     ) -> Output:
         low, low_buffers = self._lowered(params, inside), self._lowered(buffers, inside)
-        low_x = x.to(inside) if x.is_floating_point() else x
+        low_x = map_tensors(lambda t: t.to(inside) if t.is_floating_point() else t, x)
         output = replace(self, inside=None)(low, low_buffers, low_x, mode=mode, key=key)
         # only the change is added, so that unchanged buffers keep their last bit
         moved = {}
@@ -217,6 +227,13 @@ class Model:
                 "this network has no plain linear layer, so it has no head that takes features"
             )
         return nn.functional.linear(features, weight, self.tensor(params, f"{prefix}bias"))
+
+
+def arguments(x: Tree) -> tuple[tuple[Tree, ...], Mapping[str, Tree]]:
+    """Return a network's positional and named arguments for an input."""
+    if isinstance(x, Mapping):
+        return (), x
+    return x if isinstance(x, tuple) else (x,), {}
 
 
 def functional(

@@ -17,28 +17,30 @@ from torch.func import grad
 from feddkd.errors import InputError, line_of
 from feddkd.models.comparison import is_close, is_same
 from feddkd.models.coupling import couples_examples
-from feddkd.models.functional import Mode, Model, Output
+from feddkd.models.functional import Mode, Model, Output, arguments
 from feddkd.models.keyed_draws import keyed
 from feddkd.models.layer_search import described_layer, differing_layer, drawing_layer
 from feddkd.models.seeded_build import generator_states
 from feddkd.models.state_dicts import written_state
 from feddkd.models.strays import NoStrays
 from feddkd.tensors import Tensors
+from feddkd.trees import Tree, cat, first_tensor, kind_in_words, map_tensors, take, tensors_of
 
 FEW = 4  # examples
 WORDS: dict[Mode, str] = {"eval": "in evaluation mode", "train": "in training mode"}
 
 
-def prove(model: Model, params: Tensors, buffers: Tensors, x: Tensor) -> Model:
+def prove(model: Model, params: Tensors, buffers: Tensors, x: Tree) -> Model:
     """Return the model with the facts that the proof has found; raise an InputError if it fails.
 
     x: a few examples.
     """
     dtype = next(tensor.dtype for tensor in params.values())
     state = written_state(model.net, model.tensors, {**params, **buffers})
-    net = _moved(copy.deepcopy(model.net), x.device, dtype)
-    x = x[:FEW] if len(x) > 1 else torch.cat([x, x])  # batch norm needs two examples
-    key = torch.tensor(12345, device=x.device)
+    device, count = first_tensor(x).device, len(first_tensor(x))
+    net = _moved(copy.deepcopy(model.net), device, dtype)
+    x = take(x, slice(FEW)) if count > 1 else cat([x, x])  # batch norm needs two examples
+    key = torch.tensor(12345, device=device)
     couples, reaches_head = model.couples, False
     with torch.no_grad():
         for mode in WORDS:
@@ -60,19 +62,29 @@ class NetworkTrial:
     params: Tensors
     buffers: Tensors
     net: nn.Module
-    x: Tensor
+    x: Tree
     key: Tensor
     mode: Mode
 
-    def call(self, x: Tensor) -> Output:
+    @property
+    def count(self) -> int:
+        """The number of examples."""
+        return len(first_tensor(self.x))
+
+    def call_net(self, x: Tree) -> Tensor:
+        """Return the module's logits for a copy of an input."""
+        inputs, named = arguments(x)
+        return self.model.logits(self.net(*inputs, **named))
+
+    def call(self, x: Tree) -> Output:
         """Return what the functional form computes."""
         return self.model(self.params, self.buffers, x, mode=self.mode, key=self.key)
 
     def check(self) -> Output:
         """Return what the functional form computes; raise an InputError if the module differs."""
-        expected, before = self._expected(), generator_states(self.x)
+        expected, before = self._expected(), generator_states(self.key)
         actual = self.call(self.x)
-        if before != generator_states(self.x):
+        if before != generator_states(self.key):
             self._refuse(
                 f"{self._drawing_layer()} draws random numbers in forward that cannot follow the"
                 " seed",
@@ -121,7 +133,7 @@ class NetworkTrial:
         self.net.zero_grad()
         try:
             with torch.enable_grad(), keyed(self.net, self.key):
-                logits = self.model.logits(self.net(self.x.clone()))
+                logits = self.call_net(map_tensors(torch.clone, self.x))
                 _trial_loss(logits).backward()  # type: ignore[no-untyped-call]
         except Exception as error:
             if self.mode == "eval":
@@ -160,19 +172,20 @@ class NetworkTrial:
         """
         self.net.train(self.mode == "train")
         tensors = {**dict(self.net.named_parameters()), **dict(self.net.named_buffers())}
-        before, x = {name: tensor.clone() for name, tensor in tensors.items()}, self.x.clone()
+        before = {name: tensor.clone() for name, tensor in tensors.items()}
+        x = map_tensors(torch.clone, self.x)
         try:
             with keyed(self.net, self.key):
-                logits = self.model.logits(self.net(x))
+                logits = self.call_net(x)
         except InputError:
             raise
         except Exception as error:
             self._refuse(
-                f"the network cannot read examples of shape {tuple(self.x.shape[1:])}"
-                f"{self._kind_of_numbers()}: {error}{line_of(error)}"
+                f"the network cannot read examples of shape {self._shape_in_words()}:"
+                f" {error}{line_of(error)}"
             )
         self._check_logits(logits)
-        if not is_same(x, self.x):
+        if not all(map(is_same, tensors_of(x), tensors_of(self.x))):
             self._refuse(
                 "the network changes its input in place", "begin forward with x = x.clone()"
             )
@@ -181,16 +194,20 @@ class NetworkTrial:
         buffers = {name: after[name].clone() for name in self.model.buffer_names}
         return Output(logits, logits, buffers)
 
-    def _kind_of_numbers(self) -> str:
+    def _shape_in_words(self) -> str:
+        if not isinstance(self.x, Tensor):
+            return kind_in_words(self.x)
+        shape = str(tuple(self.x.shape[1:]))
         if self.x.is_floating_point():
-            return ""
-        return ", whole numbers (tokens; give a table of numbers as floats)"
+            return shape
+        return f"{shape}, whole numbers (tokens; give a table of numbers as floats)"
 
     def _check_logits(self, logits: Tensor) -> None:
-        if logits.dim() != 2 or len(logits) != len(self.x) or not logits.is_floating_point():
+        rows = len(logits) if logits.dim() else 0
+        if rows != self.count or not logits.is_floating_point():
             self._refuse(
-                "logits must be floating-point numbers of shape (N, classes); for N ="
-                f" {len(self.x)} examples the network's are {logits.dtype} of shape"
+                "logits must be floating-point numbers of shape (N, ...), with N the number of"
+                f" examples; for N = {self.count} the network's are {logits.dtype} of shape"
                 f" {tuple(logits.shape)}"
             )
 
@@ -214,14 +231,14 @@ class NetworkTrial:
     def _differing_layer(self) -> str:
         def call() -> None:
             with keyed(self.net, self.key):
-                self.net(self.x.clone())
+                self.call_net(map_tensors(torch.clone, self.x))
 
         other = self.model.nets[self.mode]
         name = differing_layer(self.net, call, other, lambda: self.call(self.x))
         return described_layer(self.net, name)
 
     def _drawing_layer(self) -> str:
-        name = drawing_layer(self.model.nets[self.mode], lambda: self.call(self.x), self.x)
+        name = drawing_layer(self.model.nets[self.mode], lambda: self.call(self.x), self.key)
         return described_layer(self.net, name)
 
     def _refuse(self, problem: str, remedy: str = "") -> NoReturn:

@@ -35,9 +35,11 @@ class Costs:
         `sizes` are the numbers of examples of the clients that answered. `active` is the number of
         clients that are still in the round.
         """
+        idle = phase.reads.source == "none"  # a step without an example is no step
+        steps = 0 if idle else sum(phase.reads.count(n) for n in sizes)
         return Costs(
             self.communications + 1,
-            self.local_steps + sum(phase.reads.count(n) for n in sizes) / active,
+            self.local_steps + steps / active,
             self.bytes_up + sum(_uploaded(phase, reply) for reply in replies if not reply.short),
             self.bytes_down + sum(len(order.cohort) * bytes_of(order.sent) for order in orders),
         )

@@ -7,6 +7,7 @@ validation and test sets.
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache, partial
 from typing import NamedTuple
@@ -22,7 +23,10 @@ from feddkd.errors import ClientError, InputError, unknown
 from feddkd.method import Batch, Collect, Exchange, Fold, Method, Phase, own_model
 from feddkd.models.functional import Model
 from feddkd.rounds.metrics import DEFAULT, LOSS, Metric
+from feddkd.tasks.labels import CLASSIFICATION
+from feddkd.tasks.task import Task
 from feddkd.tensors import Groups, Tensors
+from feddkd.trees import Tree, map_tensors
 
 Shapes = dict[str, tuple[int, ...]]  # sum -> its shape
 
@@ -36,6 +40,39 @@ class Protocol(Enum):
         " mean over clients"
     )
     CLIENT_POOLED = "each client's model on its own test set, all examples pooled"
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """One example's output and target, with a first axis of length 1, and the task.
+
+    They show the shapes of what metrics sum up.
+    """
+
+    output: Tensor
+    target: Tree
+    task: Task = CLASSIFICATION
+
+    def sums(self, metrics: Sequence[Metric]) -> dict[str, Tensor]:
+        """Return the sums of metrics over padding alone."""
+        share = self.output.new_zeros(len(self.output))
+        target = map_tensors(Tensor.cpu, self.target)
+        padding = Batch((), target, share, torch.tensor(0))
+        return _sums(self.task, metrics, self.output, padding)
+
+    def check(self, metrics: Sequence[Metric]) -> None:
+        """Raise InputError if a metric cannot be computed of such outputs and targets."""
+        for metric in metrics:
+            try:
+                self.sums([metric])
+            except Exception as error:
+                reason = " ".join(str(error).split())
+                raise InputError(
+                    f"metric {metric.name!r} does not go with {self.task.title}: {reason}"
+                ) from error
+
+
+ONE_OF_TWO = Sample(torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64))
 
 
 class Measured(NamedTuple):
@@ -75,14 +112,13 @@ def measure(
     protocol: Protocol,
     source: Source,
     metrics: Sequence[Metric] = DEFAULT,
-    outputs: int = 1,
+    sample: Sample = ONE_OF_TWO,
 ) -> list[Measured]:
     """Measure the model in each (run, state) on the validation or test set.
 
-    `outputs` is the number of logits of an example. The loss is always computed, as a sign of
-    numbers that are not finite.
+    The loss is always computed, as a sign of numbers that are not finite.
     """
-    phase = judging(source, tuple(metrics), outputs)
+    phase = judging(source, tuple(metrics), sample)
     replies = engine.exchange(Exchange(phase), _orders(engine, states, protocol))
     if not all(reply.clients for reply in replies):
         raise ClientError(f"no client answered the evaluation on {source} examples")
@@ -166,16 +202,19 @@ def _sums_of(metric: Metric, sums: Tensors) -> dict[str, Tensor]:
 
 
 @lru_cache(maxsize=64)  # the same phase each time: engines recognise phases by identity
-def judging(source: Source, metrics: tuple[Metric, ...] = DEFAULT, outputs: int = 1) -> Phase:
+def judging(
+    source: Source, metrics: tuple[Metric, ...] = DEFAULT, sample: Sample = ONE_OF_TWO
+) -> Phase:
     """Return the phase that adds up the sums of metrics on the validation or test set."""
     folded = (*metrics, *({LOSS} - set(metrics)))
 
     def step(model: Model, sent: Groups, carry: Groups, batch: Batch) -> Groups:
-        new = _sums(folded, _logits(model, carry, batch), batch)
+        new = _sums(model.task, folded, _logits(model, carry, batch), batch)
         tally = {name: carry["tally"][name] + tensor for name, tensor in new.items()}
         return {**carry, "tally": tally}
 
-    start = partial(_start, shapes=_shapes(folded, outputs))
+    shapes = {name: tuple(tensor.shape) for name, tensor in sample.sums(folded).items()}
+    start = partial(_start, shapes=shapes)
     return _phase(source, "evaluate", Fold(start, step, _finish, sums=True))
 
 
@@ -196,27 +235,28 @@ def counting(classes: int) -> Phase:
     return _phase("test", "count", Fold(start, step, _finish, sums=True))
 
 
-def find_phase(name: str, metrics: tuple[Metric, ...], outputs: int, classes: int) -> Phase:
+def find_phase(name: str, metrics: tuple[Metric, ...], sample: Sample, classes: int) -> Phase:
     """Return the phase of an evaluation by its name, for clients in another process."""
     sources: tuple[Source, ...] = ("validation", "test")
-    phases = [judging(source, metrics, outputs) for source in sources]
+    phases = [judging(source, metrics, sample) for source in sources]
     return next((phase for phase in phases if phase.name == name), counting(classes))
 
 
-def _sums(metrics: Sequence[Metric], logits: Tensor, batch: Batch) -> dict[str, Tensor]:
-    """Return what a batch adds to the sums of all metrics."""
+def _sums(task: Task, metrics: Sequence[Metric], output: Tensor, batch: Batch) -> dict[str, Tensor]:
+    """Return what a batch adds to the sums of all metrics; the loss is that of the task."""
     return {
         f"{metric.name}.{name}": tensor
         for metric in metrics
-        for name, tensor in metric.sums(logits, batch).items()
+        for name, tensor in (
+            _loss_sums(task, output, batch) if metric is LOSS else metric.sums(output, batch)
+        ).items()
     }
 
 
-def _shapes(metrics: Sequence[Metric], outputs: int) -> Shapes:
-    """Return the shapes of the sums, found by a batch that holds padding alone."""
-    logits, zero = torch.zeros(1, outputs), torch.zeros(1, dtype=torch.int64)
-    padding = Batch(logits, zero, torch.zeros(1), zero[0])
-    return {name: tuple(new.shape) for name, new in _sums(metrics, logits, padding).items()}
+def _loss_sums(task: Task, output: Tensor, batch: Batch) -> dict[str, Tensor]:
+    shares = task.shares(batch.y, batch.share)
+    count = (shares > 0).double().sum()
+    return {"sum": task.loss(output, batch.y, shares).double() * count, "count": count}
 
 
 def _start(model: Model, sent: Groups, memo: Groups, shapes: Shapes) -> Groups:

@@ -147,7 +147,11 @@ class Exchanges:
         clients = list(turn.cohort)
         if phase.at == "clients":
             clients = [client for reply in replies for client in reply.clients]
-        sizes = self.engine.sizes(run.index, phase.reads.source if phase.client else "train")
+        source = phase.reads.source if phase.client else "train"
+        sizes, weights = (
+            self.engine.sizes(run.index, source),
+            self.engine.weights(run.index, source),
+        )
         examples = [sizes[client] for client in clients]
         if phase.asks_clients and asked.orders:
             run.costs = run.costs.after(phase, asked.orders, replies, examples, len(turn.cohort))
@@ -158,8 +162,9 @@ class Exchanges:
             end_round(exchange, turn, *short)
         elif replies:
             like = run.like
-            who = who_answered(tuple(clients), tuple(examples), len(sizes), like.dtype, like.device)
-            collected = joined(phase, replies, sizes)
+            counted = tuple(weights[client] for client in clients)
+            who = who_answered(tuple(clients), counted, len(sizes), like.dtype, like.device)
+            collected = joined(phase, replies, weights)
             run.state = phase.server(self.model, run.state, collected, {**asked.rates, **who})
         if self.careful and not is_finite(run.state):
             raise DivergedError(

@@ -18,7 +18,7 @@ from feddkd.models.functional import Model
 from feddkd.randomness import generator
 from feddkd.rounds.availability import Tolerance
 from feddkd.rounds.diagnostics import diagnose
-from feddkd.rounds.evaluation import Measured, Protocol, measure
+from feddkd.rounds.evaluation import ONE_OF_TWO, Measured, Protocol, Sample, measure
 from feddkd.rounds.exchange import Exchanges
 from feddkd.rounds.metrics import DEFAULT, Metric
 from feddkd.rounds.turns import Row as Row
@@ -42,7 +42,7 @@ def play(
     last: int,
     protocol: Protocol,
     metrics: Sequence[Metric] = DEFAULT,
-    outputs: int = 1,
+    sample: Sample = ONE_OF_TWO,
     diagnostics: bool = False,
     first: int = 1,
     tolerance: Tolerance = PATIENT,
@@ -51,13 +51,13 @@ def play(
     and costs of the runs are updated on the way.
 
     A run that cannot continue keeps its `error` and has no more rows. If no other run is left, the
-    error is raised. `outputs` is the number of logits of an example.
+    error is raised.
     """
     loop = Loop(
         method.fitted(model),
         Exchanges(model, engine, tolerance),
         cohort,
-        partial(measure, engine, protocol=protocol, metrics=metrics, outputs=outputs),
+        partial(measure, engine, protocol=protocol, metrics=metrics, sample=sample),
         diagnostics,
     )
     play_round = loop.round if tolerance.on_divergence == "continue" else loop.checked_round

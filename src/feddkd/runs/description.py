@@ -12,9 +12,10 @@ from feddkd.errors import InputError
 from feddkd.experiment import USUAL, Experiment
 from feddkd.models.functional import Model
 from feddkd.models.state_dicts import tensors_digest
-from feddkd.rounds.metrics import DEFAULT
+from feddkd.rounds.metrics import find_metrics
 from feddkd.runs.prepare import Prepared
 from feddkd.simulation import Job
+from feddkd.trees import named_tensors_of
 
 AVERAGE = "the same, before DKD (plain average)"
 
@@ -68,7 +69,7 @@ def describe_job(job: Job, built: bool, target: float | None) -> RunDescription:
     method = _text_of(job)
     weights = tensors_digest({**start.params, **start.buffers})
     federation = start.federation
-    data = tensors_digest({"x": federation.x, "y": federation.y})
+    data = tensors_digest(named_tensors_of("x", federation.x) | named_tensors_of("y", federation.y))
     partition = _partition_digest(federation)
     canonical = {
         "method": job.method.canonical,
@@ -83,11 +84,12 @@ def describe_job(job: Job, built: bool, target: float | None) -> RunDescription:
         "evaluation": job.protocol.name.lower(),
         "dtype": str(job.dtype).removeprefix("torch."),
         **_faults(job),
+        **_task(job),
     }
     network = type(job.model.net).__name__
     given = {"method": method, "data": "memory", "partition": "memory", "model": network}
     spelled = {**canonical, **given, **({} if target is None else {"target": target})}
-    if tuple(job.metrics) != DEFAULT:
+    if tuple(job.metrics) != find_metrics(job.model.task.metrics):
         spelled["metrics"] = [metric.name for metric in job.metrics]
     family = {key: value for key, value in canonical.items() if "seed" not in key}
     manifest = {
@@ -102,7 +104,8 @@ def describe_job(job: Job, built: bool, target: float | None) -> RunDescription:
         "weights": weights,
         **_network_facts(job.model),
     }
-    labels = [str(label) for label in range(federation.classes)]
+    classes = federation.classes if "labels" in job.model.task.offers else 0
+    labels = [str(label) for label in range(classes)]
     return RunDescription(_digest(canonical), method, start.seed, labels, target, manifest)
 
 
@@ -120,6 +123,17 @@ def _text_of(job: Job) -> str:
 
 def _protocol(test_accuracy: str) -> dict[str, str]:
     return {"test_accuracy": test_accuracy, "average_test_accuracy": AVERAGE}
+
+
+def _task(job: Job) -> dict[str, str]:
+    """Return the task if it is not the usual one; raise InputError if it has no text."""
+    task = job.model.task
+    if not task.calls:
+        raise InputError(
+            "out= needs a task that has a text: register yours with feddkd.extend.TASKS.register,"
+            " or leave out= away"
+        )
+    return {} if task.canonical == USUAL["task"] else {"task": task.canonical}
 
 
 def _faults(job: Job) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Experiments made ready to run: data loaded and divided, network built."""
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from feddkd.data.examples import Data
@@ -14,6 +14,8 @@ from feddkd.errors import InputError
 from feddkd.experiment import Experiment
 from feddkd.models.functional import Model, built
 from feddkd.models.weight_files import with_initial
+from feddkd.tasks.task import Task
+from feddkd.trees import kind_in_words
 
 
 @dataclass(frozen=True)
@@ -55,14 +57,33 @@ def _prepare(experiment: Experiment, folder: Path | None) -> Prepared:
         validation=experiment.validation,
         key=(experiment.seed if experiment.split_seed is None else experiment.split_seed,),
         public=experiment.public,
+        own_tests=experiment.client_tests == "own",
     )
     check_held(data, federation.parts)
-    return Prepared(data, split, federation, network(experiment, federation.shape, data.classes))
+    check_targets(experiment.parsed_task, data)
+    outputs = outputs_of(experiment.parsed_task, federation)
+    federation = replace(federation, classes=federation.classes or outputs)
+    return Prepared(data, split, federation, network(experiment, federation.shape, outputs))
 
 
-def network(experiment: Experiment, shape: tuple[int, ...], classes: int) -> Model:
+def check_targets(task: Task, data: Data) -> None:
+    """Raise InputError if a task needs class labels and the data have none."""
+    if "labels" in task.offers and not data.has_labels:
+        raise InputError(
+            f"{task.title} needs one class label for each example, and data {data.name!r} have"
+            f" targets {kind_in_words(data.train.y)}: name another task, as in task = 'regression'"
+        )
+
+
+def outputs_of(task: Task, federation: Federation) -> int:
+    """Return the number of outputs of a network that is built by its name."""
+    return task.outputs(task.prepare(federation.y), federation.classes)
+
+
+def network(experiment: Experiment, shape: tuple[int, ...], outputs: int) -> Model:
     """Return the experiment's network, built under its seed, with the weights it starts from."""
-    model = built(lambda: experiment.architecture.build(shape, classes), ("init", experiment.seed))
+    model = built(lambda: experiment.architecture.build(shape, outputs), ("init", experiment.seed))
+    model = replace(model, task=experiment.parsed_task)
     if experiment.initial is None:
         return model
     return with_initial(model, experiment.initial, experiment.initial_sha256)

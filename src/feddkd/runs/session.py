@@ -16,7 +16,6 @@ from feddkd.engines.select import engine_name, find_device
 from feddkd.experiment import Experiment
 from feddkd.models.weight_files import write_weights
 from feddkd.rounds.loop import Row, Run
-from feddkd.rounds.metrics import find_metrics
 from feddkd.runs import checkpoint
 from feddkd.runs.checkpoint import Writer
 from feddkd.runs.description import RunDescription
@@ -265,7 +264,7 @@ def job(experiments: Sequence[Experiment], prepared: Sequence[Prepared]) -> Job:
         rounds=first.rounds,
         cohort=first.cohort,
         protocol=first.protocol,
-        metrics=find_metrics(first.metrics),
+        metrics=first.measured,
         tolerance=first.tolerance,
         diagnostics=first.diagnostics,
         delta=first.delta,

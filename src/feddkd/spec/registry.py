@@ -106,6 +106,7 @@ class Registry(Generic[T]):
 
         @functools.wraps(factory)
         def spelled(**given: Any) -> T:
+            given = self._british_spelling(name, options, given)
             for key, value in given.items():
                 if isinstance(value, np.generic):
                     given[key] = value.item()
@@ -152,6 +153,20 @@ class Registry(Generic[T]):
         if len(values) != 1:
             raise InputError(f"expected one {self.kind}, not {len(values)}: {text!r}")
         return values[0]
+
+    def _british_spelling(
+        self, name: str, options: list[Option], given: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return the options given, with "optimizer" in their names written as "optimiser"."""
+        names = {option.name for option in options}
+        spelled: dict[str, Any] = {}
+        for key, value in given.items():
+            british = key.replace("optimizer", "optimiser")
+            key = british if key not in names and british in names else key
+            if key in spelled:
+                raise InputError(f"{self.kind} {name!r}: {key} is given twice")
+            spelled[key] = value
+        return spelled
 
     def _complete(
         self, name: str, options: list[Option], given: Mapping[str, Any]

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from feddkd.spec.rate_schedules import RateSchedule
+
 # (round t = 1, 2, ..., repetition j = 1, 2, ... of the phase) -> value
 Schedule = Callable[[int, int], float]
 
@@ -11,7 +13,8 @@ Schedule = Callable[[int, int], float]
 class Rate:
     """A rate max(least, initial * per_round^(t-1) * per_step^(j-1)), 0 in the first `after` rounds.
 
-    t is the number of the round, j that of the repetition in the round.
+    t is the number of the round, j that of the repetition in the round. `rounds` and `steps` are
+    further factors: f_t of `rounds` and f_j of `steps`.
     """
 
     initial: float
@@ -19,13 +22,18 @@ class Rate:
     per_step: float = 1.0
     after: int = 0
     least: float = 0.0
+    rounds: RateSchedule | None = None
+    steps: RateSchedule | None = None
 
     def __call__(self, round: int, step: int) -> float:
         if round <= self.after:
             return 0.0
-        return max(
-            self.least, self.initial * self.per_round ** (round - 1) * self.per_step ** (step - 1)
-        )
+        rate = self.initial * self.per_round ** (round - 1) * self.per_step ** (step - 1)
+        if self.rounds is not None:
+            rate *= self.rounds.at(round)
+        if self.steps is not None:
+            rate *= self.steps.at(step)
+        return max(self.least, rate)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import math
 import types
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -50,6 +51,18 @@ class Joined:
     """
 
 
+@dataclass(frozen=True)
+class CallText:
+    """Mark of a text of the form name(key=value, ...). Use it inside `Annotated`.
+
+    `read` makes the value that the text stands for. The option holds its canonical text, with all
+    defaults written out.
+    """
+
+    kind: str
+    read: Callable[[str], Any]
+
+
 LATER = Later()
 JOINED = Joined()
 Names = Annotated[str, JOINED]
@@ -79,6 +92,8 @@ def checked(value: Any, annotation: Any, where: str) -> Any:
         for bound in arguments[1:]:
             if value is not None and isinstance(bound, Bound) and not bound.holds(value):
                 raise InputError(f"{where} must be {bound}, not {value!r}")
+            if value is not None and isinstance(bound, CallText):
+                value = _canonical(value, bound, where)
         return value
     if origin is Literal:
         if value not in arguments or isinstance(value, bool) != isinstance(arguments[0], bool):
@@ -95,6 +110,14 @@ def checked(value: Any, annotation: Any, where: str) -> Any:
     if type(value) is not annotation:
         raise InputError(f"{where} must be {_describe(annotation)}, not {value!r}")
     return value
+
+
+def _canonical(text: str, mark: CallText, where: str) -> str:
+    """Return the canonical text of the value that a text stands for."""
+    try:
+        return str(mark.read(text).canonical)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
 
 
 def _checked_union(value: Any, members: tuple[Any, ...], where: str) -> Any:

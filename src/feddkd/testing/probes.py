@@ -49,6 +49,9 @@ class Silent:
     def sizes(self, run: int, source: Source = "train") -> Sequence[int]:
         return self.engine.sizes(run, source)
 
+    def weights(self, run: int, source: Source = "train") -> Sequence[int]:
+        return self.engine.weights(run, source)
+
     def memos_of(self, run: int) -> Mapping[int, Groups]:
         return self.engine.memos_of(run)
 

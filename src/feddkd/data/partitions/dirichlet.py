@@ -6,23 +6,24 @@ For every class r with n_r examples, and K clients (Yurochkin et al., ICML 2019,
     client k gets floor(n_r (p_1 + ... + p_k)) - floor(n_r (p_1 + ... + p_{k-1})) of the examples
 
 Only the numbers are drawn here, and not the examples. So a draw that leaves a client with too few
-examples costs almost nothing, and is repeated.
+examples costs almost nothing, and is repeated. For many small clients no draw succeeds; the form
+"mixtures" serves them.
 """
 
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from feddkd.data.batches import Indices
+from feddkd.data.partitions.mixtures import draw_mixtures
 from feddkd.data.partitions.pools import Lists, divide_pools, make_pools
+from feddkd.data.partitions.proportions import check_minimum, cut, log_gammas
 from feddkd.data.partitions.registry import PARTITIONS, Partition, Table
 from feddkd.errors import InputError
 from feddkd.randomness import Key, generator
 from feddkd.spec.types import Count, Positive, Share
 
-Floats = npt.NDArray[np.float64]
 # draws at most; FedGen's own setting (alpha=.05) takes 15 on average
 TRIES = 1_000
 
@@ -30,7 +31,7 @@ TRIES = 1_000
 @PARTITIONS.register
 def dirichlet(
     alpha: Positive = 0.1,
-    form: Literal["plain", "fedma", "fedgen"] = "plain",
+    form: Literal["plain", "fedma", "fedgen", "mixtures"] = "plain",
     minimum: Count = 10,
     ratio: Share | None = None,
 ) -> Partition:
@@ -44,6 +45,8 @@ def dirichlet(
     fedgen: as fedma, with a share `ratio` (.1 if not given) of every class; the minimum is for each
         class; clients are tested on the labels that they hold (Zhu et al., ICML 2021,
         arXiv:2105.10056, its code).
+    mixtures: for many small clients. Each client draws its own mixture of the classes, then equally
+        many examples by its mixture (Hsu et al., 2019, arXiv:1909.06335).
     """
     if ratio is not None and form != "fedgen":
         raise InputError(
@@ -52,6 +55,8 @@ def dirichlet(
 
     def draw(table: Table, clients: int, key: Key) -> tuple[Lists, Lists | None]:
         pools = make_pools(table.labels, table.classes, key)
+        if form == "mixtures":
+            return draw_mixtures(pools, clients, key, alpha=alpha, minimum=minimum), None
         if form != "fedgen":
             balance = form == "fedma"
             lists = draw_plain(pools, clients, key, alpha=alpha, minimum=minimum, balance=balance)
@@ -61,7 +66,7 @@ def dirichlet(
         return draw_fedgen(pools, tests, clients, key, alpha=alpha, minimum=minimum, ratio=share)
 
     summary = f"Dirichlet({alpha:g}) over clients, class by class ({form})"
-    return Partition(draw, summary, own_tests=form == "fedgen")
+    return Partition(draw, summary, own_tests=form == "fedgen", needs_classes=True)
 
 
 def draw_plain(
@@ -92,7 +97,11 @@ def draw_fedgen(
     cap = ratio * sum(map(len, pools)) / clients
     kept = [pool[: int(min(cap, ratio * len(pool)))] if ratio < 1 else pool for pool in pools]
     sizes = [len(pool) for pool in kept]
-    counts = _counts(key, sizes, clients, alpha, minimum * len(pools), cap, order.tolist())
+    note = (
+        f" (form='fedgen' asks for minimum={minimum} of each of {len(pools)} classes, and ratio="
+        f"{ratio:g} divides no more of each class: a higher ratio divides more)"
+    )
+    counts = _counts(key, sizes, clients, alpha, minimum * len(pools), cap, order.tolist(), note)
     test_counts = np.where(counts > 0, np.array([[len(pool) // clients] for pool in tests]), 0)
     train = divide_pools([kept[r] for r in order], counts[order])
     return train, divide_pools(tests, test_counts)
@@ -106,17 +115,14 @@ def _counts(
     minimum: int,
     cap: float,
     order: Iterable[int],
+    note: str = "",
 ) -> Indices:
     """Return numbers of examples, classes x clients, that give each client the minimum or more.
 
-    The row of a class adds up to the class's size.
+    The row of a class adds up to the class's size. `note` explains the numbers in an error.
     """
-    total, request = sum(sizes), f"{clients} clients with at least {minimum} examples each"
-    if clients * minimum > total:
-        raise InputError(
-            f"{request} need {clients * minimum} examples, but only {total} are divided: lower the"
-            " minimum or the number of clients"
-        )
+    total = sum(sizes)
+    check_minimum(clients, minimum, total, note)
     best = 0
     for attempt in range(TRIES):
         random = generator((*key, "dirichlet", attempt))
@@ -126,9 +132,10 @@ def _counts(
             return counts
         best = max(best, smallest)
     raise InputError(
-        f"{TRIES} draws with alpha={alpha:g} never divided {total} examples among {request}; the"
-        f" best left the smallest client with {best}: raise alpha, lower the minimum or take fewer"
-        " clients"
+        f"{TRIES} draws with alpha={alpha:g} never divided {total} examples among {clients} clients"
+        f" with at least {minimum} examples each{note}; the best left the smallest client with"
+        f" {best}: raise alpha, lower the minimum, take fewer clients, or take form='mixtures',"
+        " which serves many small clients"
     )
 
 
@@ -141,30 +148,10 @@ def _attempt(
     order: Iterable[int],
 ) -> Indices:
     counts, held = np.zeros((len(sizes), clients), np.int64), np.zeros(clients, np.int64)
-    log_g = _log_gammas(random, alpha, counts.shape)
+    log_g = log_gammas(random, alpha, counts.shape)
     for r in order:
         # if the class has examples, a client is below the cap: sizes add up to <= clients * cap
         if sizes[r]:
-            counts[r] = _cut(np.where(held < cap, log_g[r], -np.inf), sizes[r])
+            counts[r] = cut(np.where(held < cap, log_g[r], -np.inf), sizes[r])
             held += counts[r]
     return counts
-
-
-def _log_gammas(random: np.random.Generator, alpha: float, shape: tuple[int, ...]) -> Floats:
-    """Return logarithms of Gamma(alpha) draws, by Gamma(a) = Gamma(a + 1) U^(1/a).
-
-    In logarithms a small alpha cannot make all draws zero.
-    """
-    log_u = np.log1p(-random.random(shape))
-    return np.asarray(np.log(random.standard_gamma(alpha + 1, shape)) + log_u / max(alpha, 1e-300))
-
-
-def _cut(log_g: Floats, count: int) -> Indices:
-    """Return `count` examples divided in proportion to exp(log_g).
-
-    Shares are rounded to twelve places. For small alpha many sums lie within a rounding error of 1,
-    and the side on which they fall must not depend on the machine's `exp`.
-    """
-    total = np.cumsum(np.exp(log_g - log_g.max()))
-    edges = np.floor(np.round(total / total[-1], 12) * count).astype(np.int64)
-    return np.asarray(np.diff(edges, prepend=0))

@@ -45,7 +45,7 @@ def classes(
             )
         return rule(make_pools(table.labels, table.classes, key), clients, per_client, key), None
 
-    return Partition(draw, f"{per_client} classes a client ({form})")
+    return Partition(draw, f"{per_client} classes a client ({form})", needs_classes=True)
 
 
 @PARTITIONS.register
@@ -59,7 +59,7 @@ def shards(per_client: Count = 2) -> Partition:
         pools = make_pools(table.labels, table.classes, key)
         return draw_shards(pools, clients, per_client, key), None
 
-    return Partition(draw, f"{per_client} label-sorted shards a client")
+    return Partition(draw, f"{per_client} label-sorted shards a client", needs_classes=True)
 
 
 def draw_shards(pools: Lists, clients: int, per_client: int, key: Key) -> Lists:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from feddkd.data.batches import Indices
+from feddkd.data.index_lists import IndexLists
 from feddkd.randomness import Key, generator
 
 Lists = Sequence[Indices]
@@ -13,13 +14,14 @@ Lists = Sequence[Indices]
 def make_pools(labels: Indices, classes: int, key: Key) -> list[Indices]:
     """Return the examples of each class, shuffled."""
     order = generator((*key, "pools")).permutation(len(labels))
-    return [order[labels[order] == r] for r in range(classes)]
+    by_class = order[np.argsort(labels[order], kind="stable")]
+    ends = np.cumsum(np.bincount(labels, minlength=classes))
+    return np.split(by_class, ends)[:classes]
 
 
-def divide_pools(pools: Lists, counts: Indices) -> list[Indices]:
+def divide_pools(pools: Lists, counts: Indices) -> IndexLists:
     """Return each client's examples: client k gets counts[r, k] of pools[r], class after class."""
-    clients: list[list[Indices]] = [[] for _ in range(counts.shape[1])]
-    for pool, row in zip(pools, counts, strict=True):
-        for client, piece in zip(clients, np.split(pool, np.cumsum(row))[:-1], strict=True):
-            client.append(piece)
-    return [np.concatenate(pieces) for pieces in clients]
+    classes, clients = counts.shape
+    given = [pool[: row.sum()] for pool, row in zip(pools, counts, strict=True)]
+    owners = np.repeat(np.tile(np.arange(clients), classes), counts.ravel())
+    return IndexLists.grouped(np.concatenate(given), owners, clients)

@@ -7,16 +7,20 @@ source.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
 from typing import NamedTuple
 
-import numpy as np
-
 from feddkd.data.batches import Indices
+from feddkd.data.index_lists import IndexLists
+from feddkd.data.partitions.changes import CHANGES, Change
+from feddkd.data.partitions.clusters import FindDomains
 from feddkd.data.partitions.pools import Lists
 from feddkd.data.partitions.split import Split as Split
 from feddkd.errors import InputError
 from feddkd.randomness import Key
+from feddkd.spec.parser import read_calls
 from feddkd.spec.registry import Registry, Spelled
 
 
@@ -46,10 +50,28 @@ class Partition(Spelled):
     # the positions are those in the whole training set, and not in the part that is left for
     # clients
     fixed: bool = False
+    needs_classes: bool = False  # it divides by class, so regression has nothing for it
+    by_domain: bool = False  # all examples of a client are of one domain
+    find_domains: FindDomains | None = None  # finds domains among the examples, before the draw
+    validation: Lists | None = None  # of each client, if the lists are read from a file
+    # what differs between clients besides who holds which example
+    changes: tuple[Change, ...] = ()
 
     @property
     def canonical(self) -> str:
-        return self.identity or super().canonical
+        if not self.identity:
+            return super().canonical
+        return " | ".join([self.identity, *(change.canonical for change in self.changes)])
+
+    def __or__(self, change: Change) -> "Partition":
+        """Return the partition with one more change of the clients' examples."""
+        if self.elsewhere:
+            raise InputError(
+                f"partition {self} has no examples that {change} could change: clients bring their"
+                " own"
+            )
+        calls = (*self.calls, *change.calls)
+        return replace(self, changes=(*self.changes, change), calls=calls)
 
     def __call__(self, table: Table, clients: int, key: Key) -> Split:
         if clients < 1:
@@ -59,14 +81,20 @@ class Partition(Spelled):
                 f"{len(table.labels)} training examples are too few for {clients} clients: take"
                 " fewer clients"
             )
+        if self.needs_classes and not table.classes:
+            raise InputError(
+                f"partition {self} divides by class, and these data have no classes; iid(),"
+                " quantity(), power_law(), owners(), domains() and clusters() need none"
+            )
         train, test = self.draw(table, clients, key)
         return Split(
             self._checked("training", train, clients, len(table.labels)),
             None if test is None else self._checked("test", test, clients, len(table.test_labels)),
             self.canonical,
+            validation=self.validation,
         )
 
-    def _checked(self, kind: str, lists: Lists, clients: int, count: int) -> tuple[Indices, ...]:
+    def _checked(self, kind: str, lists: Lists, clients: int, count: int) -> IndexLists:
         """Return the lists, or raise an InputError: a plug-in or a file may be wrong.
 
         There must be one list for each client, no empty list, and no position out of range.
@@ -76,25 +104,31 @@ class Partition(Spelled):
                 f"partition {self} divides {kind} examples among {len(lists)} clients, not"
                 f" {clients}"
             )
-        for k, client in enumerate(lists):
-            if len(client) == 0 and self.elsewhere:
-                continue
-            if len(client) == 0:
-                raise InputError(
-                    f"partition {self} leaves client {k} of {clients} without {kind} examples: take"
-                    " fewer clients"
-                )
-            if np.min(client) < 0 or np.max(client) >= count:
-                raise InputError(
-                    f"partition {self} gives client {k} {kind} examples that do not exist; there"
-                    f" are {count}"
-                )
-        return tuple(np.asarray(client, np.int64) for client in lists)
+        held = IndexLists.of(lists)
+        if not held.sizes.all() and not self.elsewhere:
+            raise InputError(
+                f"partition {self} leaves client {held.sizes.argmin()} of {clients} without {kind}"
+                " examples: take fewer clients"
+            )
+        wrong = (held.values < 0) | (held.values >= count)
+        if wrong.any():
+            raise InputError(
+                f"partition {self} gives client {held.owners[wrong.argmax()]} {kind} examples that"
+                f" do not exist; there are {count}"
+            )
+        return held
 
 
 PARTITIONS: Registry[Partition] = Registry("partition", "feddkd.partitions")
 
 
+def find_partition(text: str) -> Partition:
+    """Return the partition of a text such as "dirichlet(alpha=0.1) | noise(std=0.2)"."""
+    (name, options), *others = read_calls("partition", text)
+    changes = [CHANGES[change](**given) for change, given in others]
+    return reduce(or_, changes, PARTITIONS[name](**options))
+
+
 def counts(split: Split, labels: Indices, classes: int) -> Indices:
     """Return the number of training examples by client and class, of shape (clients, classes)."""
-    return np.stack([np.bincount(labels[client], minlength=classes) for client in split.train])
+    return IndexLists.of(split.train).counts(labels, classes)

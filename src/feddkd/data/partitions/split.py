@@ -2,13 +2,17 @@
 
 import hashlib
 import os
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from feddkd.data.batches import Indices
+from feddkd.data.index_lists import IndexLists
 from feddkd.errors import InputError
+
+PARTS = ("train", "test", "validation")
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,31 +22,38 @@ class Split:
     A partition with test sets also gives positions in the test set.
     """
 
-    train: tuple[Indices, ...]
+    train: Sequence[Indices]
     # each client's own test examples; None: every client is tested on all test examples
-    test: tuple[Indices, ...] | None
+    test: Sequence[Indices] | None
     text: str  # canonical text of the partition that made it
+    # each client's own validation examples, as positions in the training set, if they are divided
+    validation: Sequence[Indices] | None = None
+    changed: str = ""  # how the clients' examples are changed, with the key of the draws
 
     @property
     def digest(self) -> str:
-        """The sha256 over all lists in order.
+        """The sha256 over all lists in order, and over the changes of examples.
 
         It does not depend on the partition's text, so a saved split keeps its digest.
         """
-        digest = hashlib.sha256()
-        for lists in (self.train, self.test):
-            sizes = [-1] if lists is None else [len(lists), *map(len, lists)]
-            for array in (np.array(sizes), *(lists or ())):
+        digest = hashlib.sha256(self.changed.encode())
+        parts = [self.train, self.test, *([] if self.validation is None else [self.validation])]
+        for lists in parts:
+            held = IndexLists.of(lists or ())
+            sizes = [-1] if lists is None else [len(held), *held.sizes]
+            for array in (np.array(sizes), held.values):
                 digest.update(array.astype("<i8").tobytes())
         return digest.hexdigest()
 
     def save(self, path: Path) -> None:
-        """Write the split as an .npz file, in full or not at all."""
-        arrays = {"text": np.array(self.text), "digest": np.array(self.digest)}
-        for name, lists in (("train", self.train), ("test", self.test)):
+        """Write the lists as an .npz file, in full or not at all."""
+        digest = replace(self, changed="").digest
+        arrays = {"text": np.array(self.text), "digest": np.array(digest)}
+        for name in PARTS:
+            lists = getattr(self, name)
             if lists is not None:
-                arrays[name] = np.concatenate(lists)
-                arrays[f"{name}_sizes"] = np.array([len(client) for client in lists])
+                held = IndexLists.of(lists)
+                arrays[name], arrays[f"{name}_sizes"] = held.values, held.sizes
         unfinished = path.with_name(f".{path.name}.{os.getpid()}")
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -58,8 +69,10 @@ class Split:
         try:
             with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
                 arrays = dict(file)
-            test = _unpack(arrays, "test") if "test" in arrays else None
-            split = cls(_unpack(arrays, "train"), test, str(arrays["text"]))
+            test, validation = (
+                _unpack(arrays, name) if name in arrays else None for name in PARTS[1:]
+            )
+            split = cls(_unpack(arrays, "train"), test, str(arrays["text"]), validation)
             digest = str(arrays["digest"])
         # numpy and zipfile raise a dozen kinds of exception for damaged files
         except Exception as error:
@@ -73,5 +86,5 @@ class Split:
         return split
 
 
-def _unpack(arrays: dict[str, Indices], name: str) -> tuple[Indices, ...]:
-    return tuple(np.split(arrays[name].astype(np.int64), np.cumsum(arrays[f"{name}_sizes"])[:-1]))
+def _unpack(arrays: dict[str, Indices], name: str) -> IndexLists:
+    return IndexLists(arrays[name], arrays[f"{name}_sizes"])

@@ -21,7 +21,7 @@ from feddkd.data.sources import formats
 from feddkd.data.sources.file_reading import Array, Pair, reads
 from feddkd.data.sources.registry import SOURCES, Source
 from feddkd.errors import InputError, choices, unknown
-from feddkd.spec.types import Bound
+from feddkd.spec.types import Bound, Count, Positive
 
 Side = Annotated[int, Bound(least=1, most=1024)]  # pixels; a larger number is a mistake
 Part = Annotated[float, Bound(above=0, below=1)]
@@ -56,6 +56,29 @@ def test_only(path: str) -> Source:
         " elsewhere, feddkd flower)"
     )
     return Source(load, (path,), "your own arrays", AS_IT_IS, summary)
+
+
+@SOURCES.register
+def described(shape: str, classes: Count, scale: Positive = 1.0) -> Source:
+    """No examples, only their shape (as in `1x28x28`), classes and scale: clients have them all.
+
+    `scale` is the largest value of a pixel, which becomes 1: 255 for bytes.
+    """
+    parts = shape.split("x")
+    if not all(part.isascii() and part.isdecimal() and 0 < int(part) < 2**16 for part in parts):
+        raise InputError(f"shape must be sizes with x between them, as in '1x28x28', not {shape!r}")
+    sizes, labels = tuple(map(int, parts)), tuple(str(label) for label in range(classes))
+
+    def load(root: Path | None) -> Data:
+        blank = Examples(torch.zeros(1, *sizes), torch.zeros(1, dtype=torch.int64))
+        none = Examples(blank.x[:0], blank.y[:0])
+        return Data("described", none, blank, classes, labels, scale)
+
+    summary = (
+        "no examples at the server, only their shape and classes; clients have their own, and test"
+        " examples, too (partition elsewhere(tests=True), feddkd flower)"
+    )
+    return Source(load, (), "", AS_IT_IS, summary)
 
 
 @SOURCES.register
@@ -210,12 +233,13 @@ def _pictures(path: Path, side: int, colour: bool) -> tuple[Array, list[str]]:
             f"{path} has no folders with images; each class must be a folder, and the names of"
             f" images must end in one of {choices(IMAGES)}"
         )
-    images = np.stack([_picture(file, side, colour) for file in files])
+    images = np.stack([picture(file, side, colour) for file in files])
     return images, [file.parent.name for file in files]
 
 
 @reads("an image")
-def _picture(path: Path, side: int, colour: bool) -> Array:
+def picture(path: Path, side: int, colour: bool) -> Array:
+    """Return an image, resized to a square, as (channels, side, side)."""
     from PIL import Image
 
     with Image.open(path) as image:

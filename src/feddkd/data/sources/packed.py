@@ -7,7 +7,6 @@ Images that no experiment reads are left out. All labels are kept, so that valid
 partitions are the same as with the original. The copy has the digest of the original.
 """
 
-import functools
 import hashlib
 import io
 import json
@@ -157,7 +156,7 @@ def _load(path: Path, sha256: str) -> dict[str, np.ndarray[Any, Any]]:
 
 def used(data: Data, parts: Sequence[Indices]) -> tuple[Indices, Indices]:
     """Return the positions in the training and in the test set that a federation's lists hold."""
-    every = functools.reduce(np.union1d, parts, np.arange(0))
+    every = np.unique(np.concatenate([np.arange(0), *parts]))
     return every[every < len(data.train)], every[every >= len(data.train)] - len(data.train)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from feddkd.engines.batched.folds import Shapes, shapes, stacked
 from feddkd.engines.batched.lanes import BatchTable, Lane, Store
-from feddkd.engines.client import example_counts
+from feddkd.engines.client import client_weights
 from feddkd.engines.interface import Order
 from feddkd.method import Batch, Collect, Exchange
 from feddkd.tensors import Groups
@@ -122,9 +122,9 @@ def _distil_round(
         }
         batches = _batches(exchange, lanes, store, dtype, shape)
         weight = torch.tensor(weights, dtype=dtype).reshape(shape)
-        blocks.append(DistilBlock(memo, batches, weight.to(store.x.device, non_blocking=True)))
+        blocks.append(DistilBlock(memo, batches, weight.to(store.device, non_blocking=True)))
     block_shapes = tuple(
-        (*shapes(block.memo), *(tuple(t.shape) for t in (*block.batches, block.weight)))
+        (*shapes(block.memo), *(tuple(t.shape) for t in (*block.batches.tensors, block.weight)))
         for block in blocks
     )
     return DistilRound([run.order for run in runs], clients, blocks, block_shapes)
@@ -134,14 +134,14 @@ def _batches(
     exchange: Exchange, lanes: list[Lane], store: Store, dtype: torch.dtype, shape: tuple[int, int]
 ) -> Batch:
     """Return the batches of all steps, read at once: (steps, runs, clients, ...)."""
-    table = BatchTable.of(lanes, dtype, store.x.device)
+    table = BatchTable.of(lanes, dtype, store.device)
     indices, share, keys = (t.flatten(0, 1) for t in (table.indices, table.share, table.keys))
     read = store.read(indices, share, keys, dtype, exchange.phase.reads.random)
-    return Batch(*(tensor.reshape(len(table.sizes), *shape, *tensor.shape[1:]) for tensor in read))
+    return read.mapped(lambda t: t.reshape(len(table.sizes), *shape, *t.shape[1:]))
 
 
 def _weights(exchange: Exchange, order: Order, store: Store) -> list[float]:
     counts = [1] * len(order.cohort)
     if Collect.MEAN_BY_EXAMPLES in exchange.phase.collect.values():
-        counts = example_counts(store.federations[order.run], exchange.phase, order.cohort)
+        counts = client_weights(store.federations[order.run], exchange.phase, order.cohort)
     return [count / sum(counts) for count in counts]

@@ -26,7 +26,7 @@ from feddkd.engines.batched.gradients import Gradients
 from feddkd.engines.batched.lanes import BatchTable, Lane, Store
 from feddkd.engines.batched.memory import Planner, ran_out
 from feddkd.engines.batched.strategies import StrategyChooser
-from feddkd.engines.client import example_counts, gather, retained
+from feddkd.engines.client import client_weights, gather, retained
 from feddkd.engines.interface import Order, Reply
 from feddkd.engines.local import LocalEngine
 from feddkd.errors import unknown
@@ -62,7 +62,7 @@ class Batched(LocalEngine):
         if self.precision == "bf16":
             self.model = self.model.computing_in(torch.bfloat16)
         self.store = Store.of(self.federations)
-        self.device = self.store.x.device
+        self.device = self.store.device
         self.chooser = StrategyChooser(self.strategy, self.device)
         self.planner = Planner(self.device, self.memory)
         self.gradients = Gradients(self.model, self.store, self.dtype, self.chooser)
@@ -215,7 +215,7 @@ class Batched(LocalEngine):
         """Return the reply to an order, whose uploads are in these rows of all lanes."""
         if len(rows) < total or rows != sorted(rows):
             uploads = take_lanes(uploads, torch.tensor(rows, device=self.device))
-        examples = example_counts(self.federations[order.run], exchange.phase, order.cohort)
+        examples = client_weights(self.federations[order.run], exchange.phase, order.cohort)
         return Reply(order.cohort, gather(exchange.phase, uploads, examples))
 
     # --- gradients at shared weights

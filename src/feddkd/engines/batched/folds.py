@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
+from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from feddkd.engines.compile.cuda_graph import copies
 from feddkd.method import Batch, Fold, Phase
 from feddkd.models.functional import Model
 from feddkd.tensors import Groups
+from feddkd.trees import unbind
 
 READ_AHEAD = 1 << 20  # input numbers that are read at once
 
@@ -132,14 +134,14 @@ class Work:
         Small ones are read for many steps at once, which costs little more.
         """
         table = self.table
-        ahead = max(1, READ_AHEAD // (lanes * width * self.store.x[0].numel()))
+        ahead = max(1, READ_AHEAD // (lanes * width * self.store.numbers))
         for start in steps[::ahead]:
             rows = slice(start, min(start + ahead, steps.stop))
             indices, share = table.indices[rows, :lanes, :width], table.share[rows, :lanes, :width]
             keys = table.keys[rows, :lanes]
             read = self._read(indices.flatten(0, 1), share.flatten(0, 1), keys.flatten(0, 1))
-            by_step = (tensor.reshape(-1, lanes, *tensor.shape[1:]) for tensor in read)
-            yield from map(Batch._make, zip(*by_step, strict=True))
+            by_step = read.mapped(lambda tensor: tensor.reshape(-1, lanes, *tensor.shape[1:]))
+            yield from map(Batch._make, unbind(by_step))
 
     def _read(self, indices: Tensor, share: Tensor, keys: Tensor) -> Batch:
         return self.store.read(indices, share, keys, self.dtype, self.phase.reads.random)
@@ -265,7 +267,7 @@ def run_loop(work: Work, carry: Groups, steps: int | None = None) -> Groups:
         sizes = work.table.sizes[:, lane]
         for step in range(int((sizes > 0).sum()))[:steps]:
             batch = work.read(step, slice(lane, lane + 1), int(sizes[step]))
-            one = Batch(*(tensor[0] for tensor in batch))
+            one = batch.mapped(itemgetter(0))
             lane_carry = work.one_step(sent, lane_carry, one)
         done.append(lane_carry)
     return stacked(done)

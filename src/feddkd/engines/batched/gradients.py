@@ -25,7 +25,7 @@ from feddkd.engines.batched.folds import Shapes, shapes, stacked, take_lane
 from feddkd.engines.batched.lanes import Store
 from feddkd.engines.batched.memory import ran_out
 from feddkd.engines.batched.strategies import GRAPHS, StrategyChooser
-from feddkd.engines.client import example_counts, gather
+from feddkd.engines.client import client_weights, gather
 from feddkd.engines.compile.cuda_folds import GraphOptions
 from feddkd.engines.compile.simplify import trimmed
 from feddkd.engines.compile.trace import compiled
@@ -139,7 +139,7 @@ class Gradients:
         uploads = [by_position[position] for position in sorted(by_position)]
         phase = exchange.phase
         only_gradient = replace(phase, collect={"gradient": phase.collect["gradient"]}, every={})
-        examples = example_counts(self.store.federations[order.run], phase, order.cohort)
+        examples = client_weights(self.store.federations[order.run], phase, order.cohort)
         return gather(only_gradient, stacked(uploads), examples)
 
     def _gradients(
@@ -153,7 +153,7 @@ class Gradients:
             for step in range(exchange.steps):
                 run_step(name, step)
 
-        runs, clients, size = round.blocks[-1].batches.y.shape[1:]
+        runs, clients, size = round.blocks[-1].batches.share.shape[1:]
         kind = f"{exchange.phase.name}, {runs} x {clients} clients of {size}"
         names = () if kind in self.chooser.chosen else self._names(runs)
         name = self.chooser.choose(kind, names, trial, steps_per_trial=exchange.steps)
@@ -185,7 +185,7 @@ class Gradients:
         key = ProgramKey(name, client, _is_mean(exchange), round.shapes + tuple(map(shapes, sents)))
         if name in GRAPHS:
             return self._recorded_round(key, round, sents).gradients(round, sents, step)
-        sent, number = stacked(list(sents)), torch.full((1,), step, device=self.store.x.device)
+        sent, number = stacked(list(sents)), torch.full((1,), step, device=self.store.device)
         functions = self._traced.get(key) or self._functions(key, len(sents))
         if key not in self._traced and name == "traced":
             traced_targets = trimmed(functions.targets, round.blocks)

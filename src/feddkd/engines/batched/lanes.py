@@ -6,7 +6,7 @@ Lanes with most batches come first, so that the active lanes are always the firs
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from feddkd.data.transforms import Transform
 from feddkd.engines.interface import Order
 from feddkd.method import Batch
 from feddkd.randomness import Key, many_step_keys
+from feddkd.trees import Tree, cat, first_tensor, map_tensors, tensors_of
 
 NUMPY_TYPES = {torch.float32: np.float32, torch.float64: np.float64}
 
@@ -40,8 +41,8 @@ class Store:
     `offset` holds the position where the examples of a run begin.
     """
 
-    x: Tensor
-    y: Tensor
+    x: Tree
+    y: Tree
     offset: dict[int, int]
     federations: Sequence[Federation]
 
@@ -49,20 +50,30 @@ class Store:
     def transform(self) -> Transform:
         return self.federations[0].transform
 
+    @property
+    def device(self) -> torch.device:
+        return first_tensor(self.x).device
+
+    @property
+    def numbers(self) -> int:
+        """The number of numbers in the input of one example."""
+        return sum(tensor[0].numel() for tensor in tensors_of(self.x))
+
     @classmethod
     def of(cls, federations: Sequence[Federation]) -> "Store":
         """Return a store in which runs that read the same tensors share them."""
-        starts: dict[int, int] = {}  # address of a dataset -> its start in the store
+        starts: dict[Any, int] = {}  # addresses of a dataset -> its start in the store
         distinct: list[Federation] = []
         offset, end = {}, 0
         for run, federation in enumerate(federations):
-            address = federation.x.data_ptr()
+            tensors = tensors_of((federation.x, federation.y))
+            address = tuple(tensor.data_ptr() for tensor in tensors)
             if address not in starts:
-                starts[address], end = end, end + len(federation.y)
+                starts[address], end = end, end + len(tensors[0])
                 distinct.append(federation)
             offset[run] = starts[address]
-        x, y = ([f.x for f in distinct], [f.y for f in distinct])
-        return cls(_joined(x), _joined(y), offset, federations)
+        x, y = _joined([(federation.x, federation.y) for federation in distinct])
+        return cls(x, y, offset, federations)
 
     def lanes_of(self, reads: Reads, orders: Sequence[Order]) -> list[Lane]:
         """Return all lanes of an exchange, those with most batches first."""
@@ -91,21 +102,25 @@ class Store:
         self, indices: Tensor, share: Tensor, keys: Tensor, dtype: torch.dtype, random: bool
     ) -> Batch:
         """Return the batches of several lanes as the network sees them: (lanes, batch, ...)."""
-        # index_select: on a CPU many times as fast as x[indices]
-        x, y = (
-            tensor.index_select(0, indices.flatten()).reshape(*indices.shape, *tensor.shape[1:])
-            for tensor in (self.x, self.y)
-        )
+
+        def chosen(tensor: Tensor) -> Tensor:
+            # index_select: on a CPU many times as fast as x[indices]
+            return tensor.index_select(0, indices.flatten())
+
+        def by_lane(tensor: Tensor) -> Tensor:
+            return tensor.reshape(*indices.shape, *tensor.shape[1:])
+
+        flat, y = map_tensors(chosen, self.x), map_tensors(lambda t: by_lane(chosen(t)), self.y)
         if random and self.transform.random:
-            images = vmap(lambda images, key: self.transform(images, dtype, key))(x, keys)
+            x = map_tensors(by_lane, flat)
+            inputs = vmap(lambda images, key: self.transform(images, dtype, key))(x, keys)
         else:
-            flat = self.transform(x.flatten(0, 1), dtype)
-            images = flat.reshape(*indices.shape, *flat.shape[1:])
-        return Batch(images, y, share, keys)
+            inputs = map_tensors(by_lane, self.transform(flat, dtype))
+        return Batch(inputs, y, share, keys)
 
 
-def _joined(tensors: list[Tensor]) -> Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+def _joined(trees: list[Tree]) -> Tree:
+    return trees[0] if len(trees) == 1 else cat(trees)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ of batches is next. A replay of a step costs one launch, however many operations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +26,7 @@ from feddkd.engines.compile.trace import compiled
 from feddkd.method import Batch
 from feddkd.models.functional import Model
 from feddkd.tensors import Groups
+from feddkd.trees import Tree
 
 STRIDE = 7  # steps in one graph, besides a graph of one step; 49 batches an epoch are 7 of them
 LaneSteps = dict[object, Callable[..., Groups]]
@@ -95,7 +97,7 @@ class Recording:
             return {}
 
         def whole_step(
-            sent: Groups, carry: Groups, x: Tensor, y: Tensor, number: Tensor, *table: Tensor
+            sent: Groups, carry: Groups, x: Tree, y: Tree, number: Tensor, *table: Tensor
         ) -> Groups:
             indices, share, keys = (tensor.index_select(0, number).squeeze(0) for tensor in table)
             store, random = replace(self.work.store, x=x, y=y), self.work.phase.reads.random
@@ -107,7 +109,7 @@ class Recording:
         sent = self.sent if self.work.shared else take_lane(self.sent, 0)
         key = (self.work.client, self.width, shapes(sent))
         if key not in lane_steps:
-            example = sent, take_lane(self.carry, 0), Batch(*(tensor[0] for tensor in batch))
+            example = sent, take_lane(self.carry, 0), batch.mapped(itemgetter(0))
             lane_steps[key] = compiled(write_back, *example, channels_last=True)
         return lane_steps[key]
 
@@ -154,7 +156,7 @@ class Recording:
         for lane, stream in enumerate(self.streams):
             stream.wait_stream(main)
             with torch.cuda.stream(stream):
-                batch = Batch(*(tensor[0] for tensor in self._read(slice(lane, lane + 1))))
+                batch = self._read(slice(lane, lane + 1)).mapped(itemgetter(0))
                 sent = self.sent if self.work.shared else take_lane(self.sent, lane)
                 carry = take_lane(self.carry, lane)
                 _copy(carry, self.call(sent, carry, batch))

@@ -38,11 +38,11 @@ class TracedSteps:
         self, kind: Hashable, step: Step, sent: Groups, carry: Groups, batch: Batch
     ) -> Callable[..., list[Tensor]]:
         """Return the traced step; trace it if this has not been done."""
-        key = kind, batch.x.shape
+        key = kind, _form(batch)
         if key not in self._steps:
             leaves, tree = tree_flatten(carry)
-            flat_step = _flat(step, sent, tree)
-            self._steps[key] = trimmed(flat_step, *tree_leaves(sent), *leaves, *batch)
+            flat_step = _flat(step, sent, tree, batch)
+            self._steps[key] = trimmed(flat_step, *tree_leaves(sent), *leaves, *batch.tensors)
         return self._steps[key]
 
     def run(
@@ -55,10 +55,10 @@ class TracedSteps:
         """
         sent_leaves, (leaves, tree) = tree_leaves(sent), tree_flatten(carry)
         for batch in batches:
-            traced = self._steps.get((kind, batch.x.shape)) or self.trace(
+            traced = self._steps.get((kind, _form(batch))) or self.trace(
                 kind, step, sent, tree_unflatten(leaves, tree), batch
             )
-            leaves = traced(*sent_leaves, *leaves, *batch)
+            leaves = traced(*sent_leaves, *leaves, *batch.tensors)
         result: Groups = tree_unflatten(leaves, tree)
         return result
 
@@ -77,7 +77,7 @@ class FoldTracer:
     ) -> Groups:
         """Return the carry after one step for each batch."""
         step = partial(client.step, model)
-        for _, equal in groupby(batches, key=lambda batch: len(batch.y)):
+        for _, equal in groupby(batches, key=lambda batch: len(batch.share)):
             carry = self._run_equal(client, step, sent, carry, equal)
         return carry
 
@@ -86,7 +86,7 @@ class FoldTracer:
     ) -> Groups:
         """Run the steps for batches of equal size."""
         first = next(batches)
-        kind = client, len(first.y), _shapes(sent), _shapes(carry)
+        kind = client, len(first.share), _shapes(sent), _shapes(carry)
         remaining = chain((first,), batches)
         often = self._steps_done[kind] >= TRACE_AFTER
         if often and self._can_trace(kind, step, sent, carry, first):
@@ -115,14 +115,18 @@ def _shapes(groups: Groups) -> Hashable:
     )
 
 
-def _flat(step: Step, sent: Groups, tree: TreeSpec) -> Callable[..., list[Tensor]]:
+def _form(batch: Batch) -> Hashable:
+    """Return the shapes of a batch."""
+    if isinstance(batch.x, Tensor):
+        return batch.x.shape
+    return tuple(tensor.shape for tensor in batch.tensors)
+
+
+def _flat(step: Step, sent: Groups, tree: TreeSpec, batch: Batch) -> Callable[..., list[Tensor]]:
     """Return the step as a function of flat tensors: (*sent, *carry, *batch) -> carry."""
-    sent_tree, fields = tree_structure(sent), len(Batch._fields)
+    inputs = tree_structure((sent, tree_unflatten([0] * tree.num_leaves, tree), batch))
 
     def flat_step(*leaves: Tensor) -> list[Tensor]:
-        start = sent_tree.num_leaves
-        nested = tree_unflatten(leaves[:start], sent_tree)
-        carry = tree_unflatten(leaves[start:-fields], tree)
-        return tree.flatten_up_to(step(nested, carry, Batch(*leaves[-fields:])))
+        return tree.flatten_up_to(step(*tree_unflatten(leaves, inputs)))
 
     return flat_step

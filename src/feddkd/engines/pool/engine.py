@@ -52,7 +52,7 @@ class Pool(Serial):
             raise InputError(
                 "engine 'pool' forks its workers and shares memory files with them: it needs Linux"
             )
-        if device := next((f.x.device for f in self.federations if f.x.device.type != "cpu"), None):
+        if device := next((f.device for f in self.federations if f.device.type != "cpu"), None):
             raise InputError(f"engine 'pool' computes on the CPU, and the data is on {device}")
         if self.workers is not None and self.workers < 1:
             raise InputError(f"engine 'pool' needs at least one worker, not {self.workers}")
@@ -185,6 +185,8 @@ def _channels_last(federation: Federation) -> Federation:
     Every layer after them follows. Without it, convolutions and pooling take about 1.5 times as
     long. contiguous(memory_format=...) would not do: it leaves images of one channel unchanged.
     """
+    if not isinstance(federation.x, Tensor):
+        return federation
     step = Step(
         lambda x, key, stream: x.to(memory_format=torch.channels_last) if x.dim() == 4 else x
     )

@@ -100,7 +100,7 @@ class TaskWorker:
                 reply = self._app(message, context)
                 self._state = context.state
         except Exception as error:
-            log.warning("%s", error, exc_info=True)
+            log.warning("%s", error)
             status, why = "failed", f"{type(error).__name__}: {error}"
             reply = Message(Error(code=2, reason=why), reply_to=message)
         push_message(client, reply, context)

@@ -1,0 +1,103 @@
+"""What a metric is, and the metrics by name."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from feddkd.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from feddkd.method import Batch
+    from feddkd.tensors import Tensors
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number that is measured of a model, and how it is shown.
+
+    `sums` gets the network's output, batch first, and the batch, and returns named float64 tensors,
+    which are added over batches. It must be pure and must not branch on a tensor: engines vmap,
+    trace and record it. Padding has share 0 and must add nothing. It raises an InputError if the
+    shapes are not those of its task. `value` gets the sums, with any number of leading axes, and
+    returns a tensor with these axes; NaN where the sums hold nothing to judge.
+    """
+
+    name: str  # in rows ("test_<name>"), experiments and JSON
+    title: str  # in tables and charts
+    sums: Callable[[Tensor, Batch], Tensors]
+    value: Callable[[Tensors], Tensor]
+    higher_is_better: bool = True
+    percent: bool = True  # shown in %, or else without a factor
+    by_client: bool = True  # rows list the value of each client, if clients are judged one by one
+    in_tables: bool = True  # summaries, tables and charts show it
+    skips_undefined: bool = False  # clients for which it is NaN are left out of the mean
+
+    @property
+    def test_key(self) -> str:
+        """The key in a row of its value on the test set."""
+        return f"test_{self.name}"
+
+    @property
+    def validation_key(self) -> str:
+        """The key in a row of its value on the validation set."""
+        return f"validation_{self.name}"
+
+    @property
+    def average_key(self) -> str:
+        """The key in a row of its value on the test set before DKD."""
+        return f"average_test_{self.name}"
+
+    @property
+    def client_key(self) -> str:
+        """The key in a row of its values on the clients' test sets."""
+        return f"test_client_{self.name}"
+
+    @property
+    def scale(self) -> int:
+        """The factor between the value and the number that is shown."""
+        return 100 if self.percent else 1
+
+    @property
+    def unit(self) -> str:
+        """The unit of a value, with the space before it."""
+        return " %" if self.percent else ""
+
+    @property
+    def difference_unit(self) -> str:
+        """The unit of a difference between two values, with the space before it."""
+        return " points" if self.percent else ""
+
+    @property
+    def digits(self) -> int:
+        """The number of decimal places in tables."""
+        return 2 if self.percent else 4
+
+    @property
+    def heading(self) -> str:
+        """The title of a table or an axis with its values on the test set."""
+        return f"test {self.title} in %" if self.percent else f"test {self.title}"
+
+    def rank(self, value: float | None) -> float:
+        """Return a number that is higher for a better value, and lowest for an undefined one."""
+        if value is None or math.isnan(value):
+            return -math.inf
+        return value if self.higher_is_better else -value
+
+
+METRICS: dict[str, Metric] = {}
+
+
+def register(metric: Metric) -> Metric:
+    """Add a metric to those that experiments can ask for, and return it."""
+    if not re.fullmatch(r"(?!client_)[a-z][a-z0-9_]*", metric.name):
+        raise InputError(f"{metric.name!r} is no name of a metric: use a-z, 0-9 and _")
+    if metric.name in METRICS:
+        raise InputError(f"there is a metric {metric.name!r} already")
+    METRICS[metric.name] = metric
+    return metric
