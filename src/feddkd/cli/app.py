@@ -36,6 +36,9 @@ COMMANDS = {
         "report", "report", "Show a table of runs; write a page, figures and tables about them."
     ),
     "ls": CommandPlace("ls", "listing", "List the runs under a folder, one line for each run."),
+    "check": CommandPlace(
+        "check", "check", "Check the files of runs for damage; repair what can be repaired."
+    ),
     "compare": CommandPlace(
         "compare", "compare", "Compare two experiments key by key, and their results."
     ),
