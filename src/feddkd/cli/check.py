@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from feddkd.cli.console import AsJson, console
-from feddkd.runs.repair import CheckedRun, repaired, check_runs
+from feddkd.runs.repair import CheckedRun, check_runs, repaired
 
 
 def check(

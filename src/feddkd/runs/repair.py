@@ -56,7 +56,8 @@ def check_run(folder: Path) -> CheckedRun:
     """Check all files of a run."""
     checked = check(folder)
     if checked.flaws:
-        return CheckedRun(folder, "damaged", list(map(str, checked.flaws)), _remedy(folder, checked))
+        flaws = list(map(str, checked.flaws))
+        return CheckedRun(folder, "damaged", flaws, _remedy(folder, checked))
     try:
         read_record(folder)
     except InputError as error:
