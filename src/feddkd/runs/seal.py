@@ -21,6 +21,8 @@ from feddkd.runs.files import Appended, put
 
 SEAL = "seal.jsonl"
 LINES = ("rounds.jsonl", "timings.jsonl")
+# lines that may not be lost if the power fails: by these files a run is continued, or finished
+RELIED_ON = ("manifest.json", "summary.json")
 LENGTH = 32  # hexadecimal digits of a digest
 
 
@@ -52,10 +54,11 @@ class SealWriter:
     def begin(self, rounds: Iterable[Sequence[bytes]], files: Mapping[str, bytes]) -> None:
         """Replace the seal by one of these lines, a pair for each round, and these files."""
         self._last, self._sums = "", [RunningDigest() for _ in LINES]
-        text = [self._round(t, lines) for t, lines in enumerate(rounds, 1)]
-        text += [self._signed({name: digest(content)}) for name, content in files.items()]
-        put(self.path, b"".join(text))
-        self._file = Appended(self.path)
+        lines = [self._round(t, pair) for t, pair in enumerate(rounds, 1)]
+        lines += [self._signed({name: digest(content)}) for name, content in files.items()]
+        if lines:
+            put(self.path, b"".join(lines))
+        self._file = Appended(self.path, "ab" if lines else "wb")
 
     def round(self, number: int, lines: Sequence[bytes]) -> None:
         """Add the lines of a round, before they are written."""
@@ -64,7 +67,8 @@ class SealWriter:
     def file(self, name: str, content: bytes) -> None:
         """Add a file, before it is written."""
         self._append(self._signed({name: digest(content)}))
-        self.sync()
+        if name in RELIED_ON:
+            self.sync()
 
     def sync(self) -> None:
         """Wait until the seal is on disk."""
