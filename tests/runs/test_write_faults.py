@@ -47,7 +47,7 @@ class FaultyDisk:
 
 
 def play(out: Path) -> None:
-    small = {"model": "mlp(hidden='2')", "clients": 2, "rounds": 2}
+    small: dict[str, Any] = {"model": "mlp(hidden='2')", "clients": 2, "rounds": 2}
     one = Experiment(method="fedavg(epochs=1, batch_size=999)", **small)
     execute([one], out=out, engine="serial", every=Every(rounds=1))
 
