@@ -11,6 +11,7 @@ import torch
 
 import feddkd
 from commandline import TINY, Feddkd
+from damaged import unseal
 from feddkd import Experiment, InputError
 from feddkd.errors import RunError
 from feddkd.runs import signals
@@ -127,6 +128,7 @@ def test_the_command_line_shows_records_of_simulate(feddkd: Feddkd) -> None:
     done = feddkd("compare", "runs/one", "runs/two")
     assert (done.status, "rounds" in done.out) == (0, True), done.err
     assert feddkd("resume", "runs/two").status == 0  # it is over
+    unseal(Path("runs/two"))
     manifest = Path("runs/two/manifest.json")
     manifest.write_text(manifest.read_text().replace('"stopped"', '"not stopped"'))
     done = feddkd("resume", "runs/two")

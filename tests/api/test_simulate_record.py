@@ -54,7 +54,7 @@ def test_a_record_changes_no_number_and_is_what_feddkd_run_writes(tmp_path: Path
     assert (record.history, record.finished) == (plain.history, True)
     assert {path.name for path in out.iterdir()} == {
         "manifest.json", "rounds.jsonl", "timings.jsonl", "partition.json", "confusion.json",
-        "summary.json", "final.safetensors",
+        "summary.json", "final.safetensors", "seal.jsonl",
     }  # fmt: skip
     assert record.manifest["made_by"] == "simulate"
     assert record.manifest["experiment"]["method"] == FEDDKD

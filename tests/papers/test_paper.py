@@ -28,9 +28,9 @@ from feddkd.papers.status import progress
 from feddkd.papers.tables import FORMATS, as_json
 from feddkd.reports.statistics import apart, paired, spread
 from feddkd.rounds.loop import Row
+from feddkd.runs.circumstances import circumstances
 from feddkd.runs.description import manifest_of
 from feddkd.runs.record import folder_name
-from feddkd.runs.recorder import circumstances
 from feddkd.runs.runner import execute
 from feddkd.runs.session import Every
 from playing import execute as execute_watched

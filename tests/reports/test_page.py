@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import nn
 
+from damaged import unseal
 from feddkd import Experiment, InputError
 from feddkd.models.functional import functional
 from feddkd.reports.curves import band, gain, on_test, spent
@@ -286,6 +287,7 @@ def test_numbers_that_are_not_finite_are_holes(made: Path) -> None:
 def test_older_records_make_a_page_all_the_same(tmp_path: Path) -> None:
     make(tmp_path, methods=1, seeds=1, rounds=2)
     (record,) = find(tmp_path)
+    unseal(record.folder)
     for name in ("partition.json", "confusion.json", "timings.jsonl"):
         (record.folder / name).unlink()
     rows = [
@@ -307,7 +309,7 @@ def test_damaged_counts_are_complained_of_by_name(tmp_path: Path) -> None:
     make(tmp_path, methods=1, seeds=1, rounds=2)
     (file,) = tmp_path.rglob("confusion.json")
     file.write_text("{")
-    with pytest.raises(InputError, match=r"confusion\.json cannot be read"):
+    with pytest.raises(InputError, match=r"confusion\.json"):
         html(find(tmp_path))
 
 

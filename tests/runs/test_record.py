@@ -61,7 +61,7 @@ def shown(page: object, width: int = 80) -> list[str]:
     return console.export_text().splitlines()
 
 
-def test_a_run_leaves_its_seven_files(tmp_path: Path) -> None:
+def test_a_run_leaves_its_eight_files(tmp_path: Path) -> None:
     e = experiment()
     (summary,) = execute([e], out=tmp_path, engine="serial")
     folder = tmp_path / folder_name(e)
@@ -71,6 +71,7 @@ def test_a_run_leaves_its_seven_files(tmp_path: Path) -> None:
         "manifest.json",
         "partition.json",
         "rounds.jsonl",
+        "seal.jsonl",
         "summary.json",
         "timings.jsonl",
     ]
@@ -225,6 +226,7 @@ def test_lines_of_a_table_can_be_told_apart(tmp_path: Path) -> None:
 def test_runs_cut_short_are_counted_and_said_to_be(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs, tmp_path / "copy")
     folder = find(tmp_path)[0].folder
+    (folder / "summary.json").unlink()  # it is there when all rounds are
     first, _ = (folder / "rounds.jsonl").read_text().splitlines()
     (folder / "rounds.jsonl").write_text(first + "\n")
     assert "1 of 4" in " ".join(shown(table(find(tmp_path))))
@@ -233,6 +235,7 @@ def test_runs_cut_short_are_counted_and_said_to_be(runs: Path, tmp_path: Path) -
 def test_a_torn_last_line_does_not_count(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs, tmp_path / "copy")
     before = find(tmp_path)[0]
+    (before.folder / "summary.json").unlink()
     with (before.folder / "rounds.jsonl").open("a", encoding="utf-8") as lines:
         lines.write('{"round": 1')
     assert find(tmp_path)[0].history == before.history

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 import torch
 
+from damaged import unseal
 from feddkd import Experiment, InputError
 from feddkd.runs import checkpoint
+from feddkd.runs.files import put
 from feddkd.runs.lock import Lock
 from feddkd.runs.record import folder_name
 from feddkd.runs.runner import execute
@@ -202,6 +204,7 @@ def test_a_checkpoint_of_another_experiment_or_format_is_refused(
 
 def test_a_run_whose_data_have_changed_is_refused(tmp_path: Path) -> None:
     e, folder = cut_run(tmp_path)
+    unseal(folder)
     manifest = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(
         json.dumps({**manifest, "data": {**manifest["data"], "digest": "other"}})
@@ -221,7 +224,7 @@ def test_only_the_last_two_are_kept_and_none_once_it_is_finished(tmp_path: Path)
 def test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    e, put = experiment(), checkpoint.put
+    e = experiment()
 
     def full(path: Path, data: bytes) -> None:
         if path.name == "round-000004.safetensors":
@@ -347,3 +350,39 @@ def test_runs_killed_at_any_moment_end_in_the_same_bits() -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith("10 SIGKILLs")
+
+
+# --- what has changed around it
+
+
+def resumed(folder: Path) -> list[dict[str, Any]]:
+    manifest = json.loads((folder / "manifest.json").read_text())
+    return [turn.get("differs", {}) for turn in manifest["resumed"]]
+
+
+def test_a_run_that_goes_on_as_it_was_says_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    e, folder = cut_run(tmp_path)
+    execute([e], out=tmp_path / "cut", engine="serial")
+    assert resumed(folder) == [{}]
+    assert not [line for line in caplog.records if line.levelname == "WARNING"]
+
+
+def test_what_may_change_a_bit_is_said_in_one_line_and_recorded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    e, folder = cut_run(tmp_path)
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads + 1)
+    monkeypatch.setattr(torch, "__version__", "2.0.0")
+    monkeypatch.setattr("feddkd.runs.circumstances.__version__", "99")
+    options = {"strategy": "vmap"}
+    execute([e], out=tmp_path / "cut", engine="batched", options=options)
+    (differs,) = resumed(folder)
+    assert set(differs) == {"feddkd", "torch", "threads", "engine", "strategy"}
+    assert differs["threads"] == [threads, threads + 1]
+    assert differs["engine"] == ["serial", "batched"]
+    said = [line.getMessage() for line in caplog.records if "goes on with" in line.getMessage()]
+    assert len(said) == 1
+    assert all(key in said[0] for key in differs)

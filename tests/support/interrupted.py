@@ -49,7 +49,7 @@ def content(out: Path) -> dict[str, bytes]:
     found = [
         path
         for path in sorted(out.rglob("*"))
-        if path.is_file() and path.name not in ("manifest.json", "timings.jsonl")
+        if path.is_file() and path.name not in ("manifest.json", "timings.jsonl", "seal.jsonl")
     ]
     texts = {str(path.relative_to(out)): path.read_bytes() for path in found}
     return {

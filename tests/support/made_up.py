@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 from feddkd.experiment import Experiment
+from feddkd.runs.circumstances import circumstances
 from feddkd.runs.description import manifest_of
 from feddkd.runs.record import folder_name
-from feddkd.runs.recorder import Recorder, circumstances
+from feddkd.runs.recorder import Recorder
 
 METHODS = [
     f"fedavg(lr={lr})" + tail

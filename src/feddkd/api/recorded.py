@@ -14,10 +14,11 @@ from safetensors.torch import load_file
 from feddkd.engines.select import find_device
 from feddkd.errors import InputError
 from feddkd.rounds.loop import Row
+from feddkd.runs.continuation import abreast, finished
 from feddkd.runs.description import RunDescription
-from feddkd.runs.record import finished_summary, read_record
+from feddkd.runs.record import read_record
 from feddkd.runs.recorder import PRIVATE
-from feddkd.runs.session import RoundPlayed, RunEnded, Session, abreast
+from feddkd.runs.session import RoundPlayed, RunEnded, Session
 from feddkd.runs.signals import Halted
 from feddkd.simulation import Job, Simulation
 from feddkd.tensors import Tensors
@@ -56,7 +57,7 @@ def simulate_recorded(
     """
     check_same(folder, description)
     place = find_device(device)
-    if finished_summary(folder, description.digest) is not None:
+    if finished(folder, description.digest) is not None:
         return _stored(job, folder, place)
     (group,) = abreast([folder], [description.digest], place, fresh=False)
     session = Session(job, [description], [folder], group.snapshots, keep_private=True)

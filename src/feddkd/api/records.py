@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from feddkd.api import tables
 from feddkd.errors import InputError
+from feddkd.runs.damage import check_contents, contents, raise_if_damaged
 from feddkd.runs.record import Record, find, read_record, stored_summary
 from feddkd.runs.summary import summarise
 
@@ -65,9 +66,12 @@ class LoadedRun:
         path = self.folder / "final.safetensors"
         if not path.exists():
             raise InputError(f"the run in {self.folder} is not finished: it has no final tensors")
-        from safetensors.torch import load_file
+        from safetensors.torch import load
 
-        return dict(load_file(path))
+        content = path.read_bytes()
+        checked = check_contents(self.folder, {**contents(self.folder), path.name: content})
+        raise_if_damaged(self.folder, checked)
+        return dict(load(content))
 
     def to_frame(self) -> Any:
         """Return the rows as a pandas DataFrame."""

@@ -10,9 +10,10 @@ from torch import Tensor
 from feddkd.api import tables
 from feddkd.errors import InputError, choices
 from feddkd.models.functional import Model
-from feddkd.models.weight_files import write_weights
+from feddkd.models.weight_files import weights_in_bytes
 from feddkd.rounds.loop import Row
 from feddkd.rounds.metrics import headline
+from feddkd.runs.files import put
 from feddkd.runs.summary import summarise
 from feddkd.tensors import Tensors, only
 
@@ -84,7 +85,7 @@ class Result:
         """Write the final model as safetensors: all that `state_dict()` returns, or the shared
         tensors if clients keep some.
         """
-        write_weights(self.model, self.params, Path(path))
+        put(Path(path), weights_in_bytes(self.model, self.params))
 
 
 def plot_accuracy(history: Sequence[Mapping[str, Any]], axes: Any = None) -> Any:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 from typer.core import TyperGroup
 
+from feddkd.cli.streams import prepare_streams
 from feddkd.errors import ClientError, InputError, RunError
 from feddkd.version import __version__
 
@@ -36,6 +37,9 @@ COMMANDS = {
         "report", "report", "Show a table of runs; write a page, figures and tables about them."
     ),
     "ls": CommandPlace("ls", "listing", "List the runs under a folder, one line for each run."),
+    "check": CommandPlace(
+        "check", "check", "Check the files of runs for damage; repair what can be repaired."
+    ),
     "compare": CommandPlace(
         "compare", "compare", "Compare two experiments key by key, and their results."
     ),
@@ -113,6 +117,7 @@ def version(
 
 def main() -> None:
     """Run the command; a user's mistake is one line on standard error and exit status 2."""
+    prepare_streams()
     try:
         sys.exit(app(standalone_mode=False, prog_name="feddkd"))
     except InputError as error:

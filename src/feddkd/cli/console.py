@@ -1,11 +1,15 @@
 """Options and output that the commands share."""
 
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
+
+from feddkd.errors import InputError
 
 if TYPE_CHECKING:
     from feddkd.spec.registry import Registry
@@ -30,6 +34,19 @@ File = Annotated[Path, typer.Argument(metavar="FILE.toml", help="The experiment.
 def console(stderr: bool = False) -> Console:
     """Return a console that prints texts unchanged, without reading markup in them."""
     return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+
+
+def skipped(errors: Sequence[InputError]) -> None:
+    """Name the runs that cannot be read, and end the command with status 1 if there are any."""
+    print_skipped(errors)
+    if errors:
+        raise typer.Exit(1)
+
+
+def print_skipped(errors: Sequence[InputError]) -> None:
+    """Print a line for each run that cannot be read."""
+    for error in errors:
+        print(f"feddkd: skipped: {error}", file=sys.stderr)
 
 
 def page(*headings: str) -> Table:

@@ -9,11 +9,11 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from feddkd.cli.console import AsJson, console
+from feddkd.cli.console import AsJson, console, skipped
 from feddkd.errors import InputError, unknown
 from feddkd.reports.families import method_names
 from feddkd.rounds.metrics import METRICS, headline
-from feddkd.runs.record import Record, find
+from feddkd.runs.record import Record, survey
 from feddkd.runs.summary import summarise
 
 Entry = dict[str, Any]
@@ -43,13 +43,14 @@ def listing(
     """
     if sort not in COLUMNS:
         raise unknown(f"runs cannot be sorted by {sort!r}", sort, COLUMNS)
-    found = find(folder, begun=True)
+    found, errors = survey(folder, begun=True)
     conditions = [_condition(text, found) for text in where or ()]
     kept = [record for record in found if all(holds(record) for holds in conditions)]
     entries = sorted((_entry(record) for record in kept), key=lambda entry: _rank(entry[sort]))
     console(stderr=as_json).print(_table(entries), f"{len(kept)} of {len(found)} runs")
     if as_json:
         print(json.dumps({"runs": entries}))
+    skipped(errors)
 
 
 def _entry(record: Record) -> Entry:

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from feddkd.cli.console import AsJson, console
+from feddkd.cli.console import AsJson, console, skipped
 from feddkd.reports.tables import as_json as in_json
 from feddkd.reports.tables import table
-from feddkd.runs.record import Record, find
+from feddkd.runs.record import Survey, survey
 
 
 def report(
@@ -49,7 +49,7 @@ def report(
     partition, confusion matrix, and provenance.
     """
     folders = folders or [Path("runs")]
-    records = together(folders)
+    records, errors = together(folders)
     console(stderr=as_json).print(table(records))
     if figure is not None:
         from feddkd.reports.curve_plot import curves
@@ -69,10 +69,14 @@ def report(
         webbrowser.open(page.resolve().as_uri())
     if as_json:
         print(json.dumps(in_json(records)))
+    skipped(errors)
 
 
-def together(folders: list[Path]) -> list[Record]:
-    """Return the runs under some folders, each once."""
-    return list(
-        {record.folder.resolve(): record for folder in folders for record in find(folder)}.values()
-    )
+def together(folders: list[Path]) -> Survey:
+    """Return the runs under some folders, each once, and the errors of those that are damaged."""
+    found = [survey(folder, weights=True) for folder in folders]
+    records = {record.folder.resolve(): record for one in found for record in one.records}
+    errors = {str(error): error for one in found for error in one.errors}
+    if errors and not records:
+        raise next(iter(errors.values()))
+    return Survey(list(records.values()), list(errors.values()))

@@ -5,11 +5,12 @@ from typing import Annotated
 
 import typer
 
+from feddkd.cli.console import skipped
 from feddkd.cli.run_options import RunOptions, with_options
 from feddkd.cli.start_runs import run_all
 from feddkd.errors import InputError
 from feddkd.experiment import Experiment
-from feddkd.runs.record import Record, find, folder_name
+from feddkd.runs.record import Record, folder_name, survey
 
 
 @with_options(RunOptions)
@@ -21,11 +22,14 @@ def resume(
     options: RunOptions,
 ) -> None:
     """Continue the runs under some folders that were cut short, each from its last checkpoint."""
-    records = [record for folder in folders for record in find(folder, begun=True)]
+    found = [survey(folder, begun=True) for folder in folders]
+    records = [record for one in found for record in one.records]
     # `simulate` ends or continues its records itself
     records = [record for record in records if not (record.in_memory and record.over)]
     experiments = [_checked(record) for record in records]
-    run_all(experiments, [record.folder.parent for record in records], options)
+    if experiments:
+        run_all(experiments, [record.folder.parent for record in records], options)
+    skipped([error for one in found for error in one.errors])
 
 
 def _checked(record: Record) -> Experiment:

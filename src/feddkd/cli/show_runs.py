@@ -15,7 +15,7 @@ from feddkd.errors import RunError
 from feddkd.experiment import Experiment
 from feddkd.reports.tables import table
 from feddkd.runs.loggers import RunLoggers, check_loggers
-from feddkd.runs.record import Record, find, folder_name
+from feddkd.runs.record import Record, folder_name, survey
 from feddkd.runs.session import Event, RoundPlayed, RunBegun, RunEnded
 from feddkd.runs.summary import metric_keys
 
@@ -75,7 +75,7 @@ def _show_results(
     """Print the table of the runs, and their summaries as JSON; raise a RunError if one ended."""
     records: list[Record] = []
     for experiment, place in zip(experiments, places, strict=True):
-        records += find(place / folder_name(experiment), begun=True)
+        records += survey(place / folder_name(experiment), begun=True).records
     if played := [record for record in records if record.history]:
         console(stderr=as_json).print(table(played))
     if as_json:

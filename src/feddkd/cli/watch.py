@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
-from feddkd.cli.console import console
+from feddkd.cli.console import console, print_skipped
 from feddkd.errors import InputError
 from feddkd.reports.html.page import html
-from feddkd.runs.record import find
+from feddkd.runs.record import survey
 
 HERE = "127.0.0.1"  # other machines cannot connect
 WAITING = "<!doctype html><title>feddkd</title><p>No round has ended yet under {}.</p>"
@@ -52,10 +52,11 @@ def server(folder: Path, port: int, every: int) -> ThreadingHTTPServer:
     """Return a server of the report on a folder; the browser reloads it after `every` seconds."""
     # the last page, by the sizes of the files it was made from
     pages: dict[tuple[tuple[Path, int], ...], bytes] = {}
+    named: set[str] = set()
 
     def renewed() -> bytes:
         sizes = tuple((path, path.stat().st_size) for path in sorted(folder.rglob("rounds.jsonl")))
-        page = pages.get(sizes) or _page(folder).encode()
+        page = pages.get(sizes) or _page(folder, named).encode()
         pages.clear()
         pages[sizes] = page
         return page
@@ -86,8 +87,12 @@ def server(folder: Path, port: int, every: int) -> ThreadingHTTPServer:
         ) from None
 
 
-def _page(folder: Path) -> str:
+def _page(folder: Path, named: set[str]) -> str:
+    """Return the report; print the errors of damaged runs that are not yet in `named`."""
     try:
-        return html(find(folder))
-    except InputError:  # no run yet, or a manifest that is half written
+        found = survey(folder)
+        print_skipped([error for error in found.errors if str(error) not in named])
+        named.update(map(str, found.errors))
+        return html(found.records)
+    except InputError:  # no run yet
         return WAITING.format(escape(str(folder)))

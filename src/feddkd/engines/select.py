@@ -4,7 +4,6 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -43,14 +42,6 @@ def accepts(engine: str, option: str) -> bool:
     """Return whether an engine has an option; "auto" may choose an engine that has it."""
     names = ENGINES if engine == "auto" else [engine]
     return any(option in inspect.signature(find_engine(name)).parameters for name in names)
-
-
-def engine_name(engine: str | EngineFactory) -> str:
-    """Return what the record calls an engine before it has been made."""
-    if isinstance(engine, str):
-        return engine
-    made = engine.func if isinstance(engine, partial) else engine
-    return str(getattr(made, "__name__", type(made).__name__)).lower()
 
 
 def open_engine(

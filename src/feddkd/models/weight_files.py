@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load, save_file
+from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from feddkd.errors import InputError
@@ -32,14 +32,14 @@ def with_initial(model: Model, initial: Initial, sha256: str | None = None) -> M
     return model.loaded(initial)
 
 
-def write_weights(model: Model, tensors: Tensors, path: Path) -> None:
-    """Write a model as safetensors: its state dict, or these tensors if they are only a part."""
+def weights_in_bytes(model: Model, tensors: Tensors) -> bytes:
+    """Return a model as safetensors: its state dict, or these tensors if they are only a part."""
     if tensors.keys() >= model.param_names | model.buffer_names:
         state = model.state_dict(
             only(tensors, model.param_names), only(tensors, model.buffer_names)
         )
         tensors = {key: value for key, value in state.items() if isinstance(value, Tensor)}
-    save_file({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}, path)
+    return save({name: tensor.contiguous().cpu() for name, tensor in tensors.items()})
 
 
 def file_digest(path: str | None) -> str:

@@ -18,7 +18,7 @@ from feddkd.errors import InputError
 from feddkd.experiment import Experiment
 from feddkd.papers.definitions import Paper
 from feddkd.rounds.loop import Row
-from feddkd.runs import checkpoint
+from feddkd.runs.files import put
 from feddkd.runs.record import find
 
 FEW = 10  # clients whose accuracies are kept one by one
@@ -187,4 +187,4 @@ def _write(file: Path, runs: Iterable[RecordedRun]) -> None:
         for run in runs:
             out.write(run.line.encode())
     file.parent.mkdir(parents=True, exist_ok=True)
-    checkpoint.put(file, packed.getvalue())
+    put(file, packed.getvalue())

@@ -11,9 +11,10 @@ still a round of which all have a checkpoint.
 
 import hashlib
 import json
-import os
+import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from feddkd.errors import InputError
 from feddkd.rounds.costs import Costs
+from feddkd.runs.files import put
 from feddkd.simulation import Snapshot
 from feddkd.tensors import Groups
 
@@ -57,8 +59,7 @@ def write(folder: Path, digest: str, snapshot: Snapshot) -> None:
     put(stem.with_suffix(".safetensors"), saved)
     put(stem.with_suffix(".json"), signed(content))
     for old in rounds(folder)[:-KEPT]:
-        for suffix in (".json", ".safetensors"):  # in this order: tensors alone are no checkpoint
-            (checkpoints / f"round-{old:06d}").with_suffix(suffix).unlink(missing_ok=True)
+        remove_round(folder, old)
 
 
 def signed(content: Mapping[str, Any]) -> bytes:
@@ -82,25 +83,11 @@ def _index(groups: Groups, tensors: dict[str, Tensor]) -> dict[str, dict[str, st
     return index
 
 
-def put(path: Path, content: bytes) -> None:
-    """Write a file completely or not at all, also if the power fails."""
-    part = path.with_suffix(path.suffix + ".part")
-    with part.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
 def rounds(folder: Path) -> list[int]:
     """Return the rounds of which a run's folder has checkpoints, in order."""
-    paths = (folder / FOLDER).glob("round-*.json")
-    return sorted(int(path.stem.removeprefix("round-")) for path in paths)
+    names = (path.stem for path in (folder / FOLDER).glob("round-*.json"))
+    found = (re.fullmatch(r"round-(\d{6,})", name, re.ASCII) for name in names)  # not of copies
+    return sorted(int(match[1]) for match in found if match)
 
 
 def read(folder: Path, digest: str, round: int, device: torch.device) -> Snapshot:
@@ -147,11 +134,18 @@ def _read(stem: Path, digest: str, device: torch.device) -> Snapshot:
     return Snapshot(content["round"], groups(content["state"]), costs, memos, content["engine"])
 
 
+def remove_round(folder: Path, round: int) -> None:
+    """Remove the checkpoint of a round."""
+    for suffix in (".json", ".safetensors"):  # in this order: tensors alone are no checkpoint
+        path = (folder / FOLDER / f"round-{round:06d}").with_suffix(suffix)
+        path.unlink(missing_ok=True)
+
+
 def remove(folder: Path) -> None:
     """Remove all checkpoints: a finished run needs none."""
     for path in (folder / FOLDER).glob("round-*"):
         path.unlink()
-    if (folder / FOLDER).is_dir():
+    with suppress(OSError):  # it holds a file that somebody else put there
         (folder / FOLDER).rmdir()
 
 

@@ -37,8 +37,7 @@ class Lock:
                     " wait for it, or stop it"
                 ) from None
             if self._still_there():
-                os.ftruncate(self._file, 0)
-                os.write(self._file, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+                self._sign()
                 return
             os.close(self._file)  # the last holder has removed the file in between: try again
 
@@ -48,6 +47,15 @@ class Lock:
             self.path.unlink(missing_ok=True)
             os.close(self._file)
             self._file = -1
+
+    def _sign(self) -> None:
+        """Write into the file which process this is; give the lock back if that fails."""
+        try:
+            os.ftruncate(self._file, 0)
+            os.write(self._file, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        except OSError:
+            self.give_back()
+            raise
 
     def _still_there(self) -> bool:
         try:

@@ -12,6 +12,7 @@ confusion.json     of the final model: how many test examples of a class (row) w
 summary.json       the numbers that people quote; there when the run is finished
 final.safetensors  the final global tensors
 private.safetensors  the tensors that clients keep; `simulate` writes it if there are any
+seal.jsonl         the digests of all these files (seal.py); none in records of older versions
 checkpoints/       while the run goes on: where it can be continued (checkpoint.py)
 lock               while the run goes on: which process writes here
 """
@@ -23,6 +24,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from feddkd.errors import InputError
+from feddkd.runs.damage import (
+    TEXTS,
+    WEIGHTS,
+    check_contents,
+    complete_lines,
+    contents,
+    raise_if_damaged,
+)
+from feddkd.runs.seal import LINES
 
 if TYPE_CHECKING:  # to read records takes no torch
     from feddkd.experiment import Experiment
@@ -119,30 +129,66 @@ def stored_summary(folder: Path) -> dict[str, Any] | None:
         return None
 
 
-def find(folder: Path, begun: bool = False) -> list[Record]:
+class Survey(NamedTuple):
+    """The runs under a folder: those that can be read, and an error for each that cannot."""
+
+    records: list[Record]
+    errors: list[InputError]
+
+
+def survey(folder: Path, begun: bool = False, weights: bool = False) -> Survey:
     """Return the runs under a folder that have played a round, in the order of their names.
 
-    With `begun`, also runs that have not.
+    With `begun`, also runs that have not; with `weights`, the tensors are checked for damage, too.
+    Raise an InputError if there is no run at all.
     """
     if not folder.is_dir():
         raise InputError(f"there is no folder {folder}")
-    records = [read_record(path.parent) for path in sorted(folder.rglob("manifest.json"))]
-    chosen = [record for record in records if begun or record.history]
-    if not chosen:
+    chosen, errors = list[Record](), list[InputError]()
+    for path in sorted(folder.rglob("manifest.json")):
+        try:
+            record = read_record(path.parent, weights)
+        except InputError as error:
+            errors.append(error)
+            continue
+        if begun or record.history:
+            chosen.append(record)
+    if not chosen and not errors:
         raise InputError(
             f"no runs under {folder}; `feddkd run FILE.toml --out {folder}` makes some"
         )
-    return chosen
+    return Survey(chosen, errors)
 
 
-def read_record(folder: Path) -> Record:
-    """Return the record in a folder; raise an InputError if it cannot be read."""
+def find(folder: Path, begun: bool = False) -> list[Record]:
+    """Return the runs of a survey; raise an InputError if one of them cannot be read."""
+    found = survey(folder, begun)
+    if found.errors:
+        raise found.errors[0]
+    return found.records
+
+
+def read_record(folder: Path, weights: bool = False) -> Record:
+    """Return the record in a folder; raise an InputError if it is damaged or cannot be read."""
     try:
-        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-        history, timings = (_lines(folder / name) for name in ("rounds.jsonl", "timings.jsonl"))
+        return _read_whole(folder, weights)
+    except InputError:
+        if not (folder / "lock").exists():
+            raise
+        return _read_whole(folder, weights)  # its writer replaced a file in between
+
+
+def _read_whole(folder: Path, weights: bool) -> Record:
+    try:
+        found = contents(folder, (*TEXTS, *WEIGHTS) if weights else TEXTS)
+        raise_if_damaged(folder, check_contents(folder, found))
+        manifest = json.loads(found["manifest.json"])
+        history, timings = (_parsed(found.get(name, b"")) for name in LINES)
         record = Record(folder, manifest, history, [line["seconds"] for line in timings])
         _ = record.label, record.finished, manifest["family"], manifest["protocol"]["test_accuracy"]
         return record
+    except InputError:
+        raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"the run in {folder} cannot be read: {error!r}") from None
 
@@ -157,7 +203,5 @@ def _counts(path: Path) -> Counts | None:
         raise InputError(f"{path} cannot be read: {error!r}") from None
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """Return the complete lines of a file; a crash may have left an incomplete last line."""
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+def _parsed(content: bytes) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in complete_lines(content)]

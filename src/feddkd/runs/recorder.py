@@ -1,54 +1,29 @@
 """The writer of a run's folder. `record.py` says what is in it and reads it."""
 
 import json
+import logging
 import math
 import os
-import platform
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
-
-import numpy
-import torch
+from typing import Any
 
 from feddkd.errors import InputError
 from feddkd.rounds.loop import Row
 from feddkd.runs import checkpoint
+from feddkd.runs.circumstances import CIRCUMSTANCES, differences
+from feddkd.runs.damage import WEIGHTS, complete_lines
+from feddkd.runs.files import Appended, put
 from feddkd.runs.lock import Lock
-from feddkd.version import __version__
+from feddkd.runs.seal import LINES, SealWriter
 
-LINES = ("rounds.jsonl", "timings.jsonl")
 PRIVATE = "private.safetensors"
 # what must not differ when a run is continued
 SAME = ("digest", "data", "partition", "constants", "weights")
-CIRCUMSTANCES = ("engine", "started", "command", "versions", "hardware")
 
-
-def circumstances(engine: str, device: torch.device) -> dict[str, Any]:
-    """Return the part of a manifest that says how and where a run is carried out."""
-    on_gpu = device.type == "cuda"
-    name = torch.cuda.get_device_name(device) if on_gpu else platform.processor() or "cpu"
-    return {
-        "engine": {"name": engine},  # `finish` adds what the engine chose
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": sys.argv,
-        "versions": {
-            "feddkd": __version__,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "numpy": numpy.__version__,
-        },
-        "hardware": {
-            "machine": platform.machine(),
-            "system": platform.platform(),
-            "device": name,
-            "threads": torch.get_num_threads(),
-        },
-    }
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -57,11 +32,12 @@ class Recorder:
 
     folder: Path
     seconds: float = 0.0  # of all rounds so far, before and after a halt
-    _files: dict[str, IO[str]] = field(default_factory=dict)
+    _files: dict[str, Appended] = field(default_factory=dict)
     _lock: Lock = field(init=False)
+    _seal: SealWriter = field(init=False)
 
     def __post_init__(self) -> None:
-        self._lock = Lock(self.folder)
+        self._lock, self._seal = Lock(self.folder), SealWriter(self.folder)
 
     def take(self) -> None:
         """Make the folder and lock it."""
@@ -73,18 +49,20 @@ class Recorder:
 
     def begin(self, manifest: Mapping[str, Any]) -> None:
         """Start a new record. It replaces what is in the folder."""
-        for name in ("summary.json", "confusion.json", "final.safetensors", PRIVATE):
+        # the manifest first: a folder without one is not taken for a run
+        for name in ("manifest.json", "summary.json", "confusion.json", *WEIGHTS, *LINES):
             (self.folder / name).unlink(missing_ok=True)
         checkpoint.remove(self.folder)
-        self._write("manifest.json", manifest)
-        self._open("w")
+        self._seal.begin([], {})
+        self._open()
+        self._write("manifest.json", {**manifest, "sealed": True})
 
     def go_on(self, manifest: Mapping[str, Any], after: int) -> list[Row]:
         """Continue a record after a round, and return the rows up to there.
 
         Lines of later rounds, and an incomplete last line, are cut off.
         """
-        before = json.loads((self.folder / "manifest.json").read_text(encoding="utf-8"))
+        text, before = self._manifest()
         for key in SAME:
             old, new = before.get(key), manifest.get(key)
             if old != new:
@@ -96,38 +74,65 @@ class Recorder:
             raise InputError(
                 f"the run in {self.folder} cannot be continued: its metrics were {old}, now {new}"
             )
-        turn = {"after": after, **{key: manifest[key] for key in CIRCUMSTANCES}}
-        before.pop("ended", None)
-        self._write("manifest.json", {**before, "resumed": [*before.get("resumed", []), turn]})
-        rows, timings = (_cut(self.folder / name, after) for name in LINES)
-        self.seconds = sum(line["seconds"] for line in timings)
+        rows, timings = (self._cut(name, after) for name in LINES)
         if len(rows) != after:
             raise InputError(
                 f"the run in {self.folder} has a checkpoint of round {after},"
                 f" but the rows of {len(rows)} rounds"
             )
-        self._open("a")
-        return rows
+        try:
+            history = [json.loads(line) for line in rows]
+            self.seconds = sum(json.loads(line)["seconds"] for line in timings)
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"the run in {self.folder} cannot be read: {error!r}") from None
+        self._seal.begin(zip(rows, timings, strict=False), {"manifest.json": text})
+        self._open()
+        turn = {"after": after, **{key: manifest[key] for key in CIRCUMSTANCES}}
+        if differs := differences(before, manifest):
+            turn["differs"] = differs
+            said = ", ".join(f"{key} {now} (was {was})" for key, (was, now) in differs.items())
+            log.warning("%s goes on with %s: numbers may differ by rounding", self.folder, said)
+        before.pop("ended", None)
+        resumed = [*before.get("resumed", []), turn]
+        self._write("manifest.json", {**before, "sealed": True, "resumed": resumed})
+        return history
 
-    def _open(self, mode: str) -> None:
-        self._files = {name: (self.folder / name).open(mode, encoding="utf-8") for name in LINES}
+    def _cut(self, name: str, after: int) -> list[bytes]:
+        """Cut a file after the complete lines of rounds up to `after`, and return these."""
+        path = self.folder / name
+        kept = complete_lines(path.read_bytes())[:after]
+        os.truncate(path, sum(map(len, kept)))
+        return kept
+
+    def _open(self) -> None:
+        self._files = {name: Appended(self.folder / name) for name in LINES}
 
     def row(self, row: Row, seconds: float) -> None:
         """Write the line of a round, and the seconds it took."""
         self.seconds += seconds
         timing = {"round": row["round"], "seconds": round(seconds, 6)}
-        for name, line in zip(LINES, (row, timing), strict=True):
-            self._files[name].write(json.dumps(_without_nan(line), allow_nan=False) + "\n")
-            self._files[name].flush()
+        lines = [
+            (json.dumps(_without_nan(content), allow_nan=False) + "\n").encode()
+            for content in (row, timing)
+        ]
+        self._seal.round(row["round"], lines)
+        for name, line in zip(LINES, lines, strict=True):
+            self._files[name].append(line)
 
     def keep(self, name: str, content: Mapping[str, Any]) -> None:
         """Write a small JSON file beside the rows."""
-        checkpoint.put(self.folder / name, (json.dumps(content) + "\n").encode())
+        self.put(name, (json.dumps(content) + "\n").encode())
+
+    def put(self, name: str, content: bytes) -> None:
+        """Write a file beside the rows, completely or not at all."""
+        self._seal.file(name, content)
+        put(self.folder / name, content)
 
     def sync(self) -> None:
         """Wait until the rows are on disk; a checkpoint relies on them."""
+        self._seal.sync()
         for file in self._files.values():
-            os.fsync(file.fileno())
+            file.sync()
 
     def finish(self, summary: Mapping[str, Any], engine: Mapping[str, Any], **facts: Any) -> None:
         """Write the summary, and in the manifest what the engine chose and other late facts."""
@@ -155,31 +160,29 @@ class Recorder:
 
     def close(self) -> None:
         """Close the files and unlock the folder."""
+        self._seal.close()
         for file in self._files.values():
             file.close()
         self._lock.give_back()
 
     def _extend_manifest(self, facts: Mapping[str, Any]) -> None:
-        manifest = json.loads((self.folder / "manifest.json").read_text(encoding="utf-8"))
-        self._write("manifest.json", {**manifest, **facts})
+        self._write("manifest.json", {**self._manifest()[1], **facts})
+
+    def _manifest(self) -> tuple[bytes, dict[str, Any]]:
+        """Return the manifest on disk, as it is written there and as a value."""
+        text = (self.folder / "manifest.json").read_bytes()
+        try:
+            return text, dict(json.loads(text))
+        except (ValueError, TypeError) as error:
+            raise InputError(f"the run in {self.folder} cannot be read: {error!r}") from None
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
-        text = json.dumps(_without_nan(content), indent=2) + "\n"
-        checkpoint.put(self.folder / name, text.encode())
+        self.put(name, in_json(content))
 
 
-def _cut(path: Path, after: int) -> list[dict[str, Any]]:
-    """Cut a file after the complete lines of rounds up to `after`, and return these."""
-    kept: list[dict[str, Any]] = []
-    end = 0
-    with path.open("rb+") as file:
-        for line in file:
-            if len(kept) == after or not line.endswith(b"\n"):
-                break
-            kept.append(json.loads(line))
-            end += len(line)
-        file.truncate(end)
-    return kept
+def in_json(content: Mapping[str, Any]) -> bytes:
+    """Return the content of a JSON file for people to read."""
+    return (json.dumps(_without_nan(content), indent=2) + "\n").encode()
 
 
 def _without_nan(value: Any) -> Any:
@@ -187,7 +190,7 @@ def _without_nan(value: Any) -> Any:
 
     JSON has neither.
     """
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {key: _without_nan(inner) for key, inner in value.items()}
     if isinstance(value, list):
         return [_without_nan(inner) for inner in value]

@@ -10,11 +10,13 @@ from feddkd.engines.interface import EngineFactory
 from feddkd.engines.select import accepts, check_engine, find_device
 from feddkd.errors import InputError, unknown
 from feddkd.experiment import Experiment
+from feddkd.runs.continuation import abreast, finished
+from feddkd.runs.damage import DamagedRunError
 from feddkd.runs.description import describe_experiment
 from feddkd.runs.prepare import Prepared, prepare
-from feddkd.runs.record import finished_summary, folder_name
+from feddkd.runs.record import folder_name
 from feddkd.runs.recorder import Recorder
-from feddkd.runs.session import OFTEN, Event, Every, RunEnded, Session, abreast, job
+from feddkd.runs.session import OFTEN, Event, Every, RunEnded, Session, job
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,11 @@ def play(experiments: Sequence[Experiment], out: Path, how: How = AS_USUAL) -> G
     folders = [out / folder_name(experiment) for experiment in experiments]
     todo = []
     for at, (experiment, folder) in enumerate(zip(experiments, folders, strict=True)):
-        summary = None if how.fresh else finished_summary(folder, experiment.digest)
+        try:
+            summary = None if how.fresh else finished(folder, experiment.digest)
+        except DamagedRunError as error:
+            yield RunEnded(at, _not_played(experiment, str(error)))
+            continue
         if summary is None:
             todo.append(at)
         else:
@@ -92,6 +98,12 @@ def execute(experiments: Sequence[Experiment], *, out: Path, **how: Any) -> list
         if isinstance(event, RunEnded)
     }
     return [ended[at] for at in range(len(experiments))]
+
+
+def _not_played(experiment: Experiment, why: str) -> dict[str, Any]:
+    """Return the summary of a run that is not played."""
+    run = {"digest": experiment.digest, "method": experiment.method, "seed": experiment.seed}
+    return {**run, "rounds": 0, "ended": why}
 
 
 def _one_program(prepared: Sequence[Prepared]) -> list[list[int]]:

@@ -1,6 +1,5 @@
 """Runs in lock-step with their folders: play the rounds, write the records and checkpoints."""
 
-import logging
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,24 +7,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from feddkd.engines.interface import EngineFactory
-from feddkd.engines.select import engine_name, find_device
+from feddkd.engines.select import find_device
 from feddkd.experiment import Experiment
-from feddkd.models.weight_files import write_weights
+from feddkd.models.weight_files import weights_in_bytes
 from feddkd.rounds.loop import Row, Run
 from feddkd.runs import checkpoint
 from feddkd.runs.checkpoint import Writer
+from feddkd.runs.circumstances import circumstances
 from feddkd.runs.description import RunDescription
 from feddkd.runs.prepare import Prepared
-from feddkd.runs.recorder import PRIVATE, Recorder, circumstances
+from feddkd.runs.recorder import PRIVATE, Recorder
 from feddkd.runs.signals import Enough, Halt, Halted
 from feddkd.runs.summary import summarise
 from feddkd.simulation import DTYPES, Job, Simulation, Snapshot, Start
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -41,44 +38,6 @@ class Every:
 
 
 OFTEN = Every()
-
-
-class Group(NamedTuple):
-    """Runs that continue together, by their numbers, and their snapshots of one round."""
-
-    members: list[int]
-    snapshots: list[Snapshot]  # none if the runs start from the beginning
-
-
-def abreast(
-    folders: Sequence[Path], digests: Sequence[str], device: torch.device, fresh: bool
-) -> list[Group]:
-    """Return groups of runs that can continue in lock-step: all together if there is a round of
-    which every run has a checkpoint.
-    """
-    if not folders:
-        return []
-    if fresh:
-        return [Group(list(range(len(folders))), [])]
-    saved = [_good(folder, digest, device) for folder, digest in zip(folders, digests, strict=True)]
-    common = set.intersection(*map(set, saved))
-    last = [max(common or snapshots, default=0) for snapshots in saved]
-    groups = []
-    for t in sorted(set(last)):
-        members = [n for n in range(len(folders)) if last[n] == t]
-        groups.append(Group(members, [saved[n][t] for n in members] if t else []))
-    return groups
-
-
-def _good(folder: Path, digest: str, device: torch.device) -> dict[int, Snapshot]:
-    """Return the checkpoints of a run by round. Log damaged ones and leave them out."""
-    snapshots = {}
-    for round in checkpoint.rounds(folder):
-        try:
-            snapshots[round] = checkpoint.read(folder, digest, round, device)
-        except checkpoint.DamagedError as error:
-            log.warning("%s; it is ignored", error)
-    return snapshots
 
 
 class RunBegun(NamedTuple):
@@ -123,6 +82,7 @@ class Session:
     stopped: str | None = None  # why the runs end before their last round
     # while `play()` goes on
     simulation: Simulation = field(init=False)
+    around: dict[str, Any] = field(init=False)  # the circumstances
     recorders: list[Recorder] = field(init=False)
     writer: Writer = field(init=False)
     last: float = field(init=False)  # time at the end of the last round
@@ -141,7 +101,9 @@ class Session:
             with Halt() as halt, begin() as simulation:
                 self.simulation = simulation
                 rounds = simulation.rounds()  # raises an error before anything is written
-                yield from self._open(engine_name(engine), find_device(device))
+                name, place = simulation.facts["name"], find_device(device)
+                self.around = circumstances(name, place, options)
+                yield from self._open()
                 for rows in rounds:
                     yield from self._record(rows)
                     if self.stopped is not None:
@@ -159,13 +121,13 @@ class Session:
             for recorder in self.recorders:
                 recorder.close()
 
-    def _open(self, engine: str, device: torch.device) -> Iterator[RunBegun]:
+    def _open(self) -> Iterator[RunBegun]:
         """Make or reopen all folders, then yield an event for each run."""
         for recorder in self.recorders:
             recorder.take()
         for at, recorder in enumerate(self.recorders):
             description, federation = self.descriptions[at], self.job.starts[at].federation
-            manifest = {**description.manifest, **circumstances(engine, device)}
+            manifest = {**description.manifest, **self.around}
             if self.snapshots:
                 self.histories.append(recorder.go_on(manifest, self.snapshots[0].round))
             else:
@@ -226,13 +188,14 @@ class Session:
         numbers = summarise(history, self.descriptions[run.index].target)
         summary = {**self._progress_of(run.index), **numbers, "seconds": round(recorder.seconds, 3)}
         stopped = {} if self.stopped is None else {"stopped": self.stopped}
-        recorder.finish(summary, simulation.facts, **stopped)
+        recorder.finish(summary, {**self.around["engine"], **simulation.facts}, **stopped)
         return summary
 
     def _save_model(self, run: Run) -> None:
         """Write the final global model."""
         tensors = {**run.state["params"], **run.state["buffers"]}
-        write_weights(self.job.model, tensors, self.folders[run.index] / "final.safetensors")
+        content = weights_in_bytes(self.job.model, tensors)
+        self.recorders[run.index].put("final.safetensors", content)
 
     def _save_private(self, run: Run, simulation: Simulation) -> None:
         """Write the tensors that clients keep, under names such as `3/head.weight`."""
@@ -241,7 +204,7 @@ class Session:
             for name, tensor in memo.get("private", {}).items():
                 tensors[f"{client}/{name}"] = tensor.cpu().contiguous()
         if tensors:
-            save_file(tensors, self.folders[run.index] / PRIVATE)
+            self.recorders[run.index].put(PRIVATE, save(tensors))
 
     def _progress_of(self, index: int) -> dict[str, Any]:
         """Return which run it is, and how many rounds it has played."""
