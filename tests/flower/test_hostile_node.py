@@ -1,4 +1,4 @@
-"""A registered node that lies harms itself: the run goes on with the others, as if it were silent."""
+"""A registered node that lies harms itself: the run goes on as if that node were silent."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -10,14 +10,14 @@ import torch
 
 pytest.importorskip("flwr")
 
-from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.app import ConfigRecord, Error, Message
 
 from feddkd import InputError
 from feddkd.engines import select
 from feddkd.flower.apps import NodeApp, engine_on
 from feddkd.flower.conduct import MOST_FAILURES, ROUNDS_ASIDE
-from feddkd.flower.transport import bytes_in, json_record, tensor_record
-from feddkd.flower.wire import LONGEST_TEXT, pack, printable, unpack
+from feddkd.flower.transport import json_record
+from feddkd.flower.wire import LONGEST_TEXT, printable
 from feddkd.runs.runner import execute
 from flower_double import DKD, FEDDKD, LOCAL, SETTING, Double, apart, check_same, final, rows
 from test_flower import Deaf, changed, flower, serial, spoiling, with_content, with_page
@@ -58,7 +58,7 @@ def test_the_round_goes_on_without_a_node_that_lies(
     flower(tmp_path / "flower", FEDDKD, spoiling(LIES[lie], 1, (1, 0, 1)))
     assert apart(final(tmp_path / "serial"), final(tmp_path / "flower")) < 1e-12
     blamed = [record for record in caplog.records if "has not answered" in record.getMessage()]
-    assert [record.args[0] for record in blamed if record.args] == [1]
+    assert [record.args[0] for record in blamed if isinstance(record.args, tuple)] == [1]
     assert all(len(record.getMessage()) < 2 * LONGEST_TEXT for record in caplog.records)
     assert all(record.getMessage().isprintable() for record in caplog.records)
 
@@ -202,10 +202,3 @@ def test_honest_uploads_of_any_scale_are_within_bounds(tmp_path: Path) -> None:
     serial(tmp_path / "serial", method, transform="normalise(mean=0.0, std=0.001)")
     flower(tmp_path / "flower", method, transform="normalise(mean=0.0, std=0.001)")
     check_same(tmp_path / "serial", tmp_path / "flower")
-
-
-def test_the_bytes_of_a_lie_are_read_only_up_to_the_bound() -> None:
-    content = pack({"params": {"w": torch.ones(3)}})
-    assert unpack(content)["params"]["w"].tolist() == [1, 1, 1]
-    record = RecordDict({"tensors": tensor_record(content)})
-    assert bytes_in(record) == content

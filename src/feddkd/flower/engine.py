@@ -89,7 +89,7 @@ class Flower:
             raise InputError("engine 'flower' takes one run at a time")
         self._sent = to_send(self.experiment)
         self._server = Serial(self.model, self.federations, self.first_memos, self.dtype)
-        self._transport = Transport(self.grid, self.poll)
+        self._transport = Transport(self.grid, self.membership, self.poll)
         self._roster = Roster(
             self._transport,
             len(self.federations[0].train),

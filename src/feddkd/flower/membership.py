@@ -9,6 +9,9 @@ class Membership(Protocol):
     def name(self, node: int) -> str | None:
         """Return the name of a node's key, or None if it is not known."""
 
+    def is_member(self, node: int) -> bool:
+        """Return whether a node may take part."""
+
     def check(self, client: int, node: int) -> None:
         """Raise WireError if a client belongs to another key than the node's."""
 
@@ -22,6 +25,10 @@ class AnyMember:
     def name(self, node: int) -> str | None:
         """Return None."""
         return None
+
+    def is_member(self, node: int) -> bool:
+        """Return True."""
+        return True
 
     def check(self, client: int, node: int) -> None:
         """Allow it."""

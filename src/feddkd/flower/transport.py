@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid
 
+from feddkd.flower.membership import Membership
 from feddkd.flower.messages import WireMessage
 from feddkd.flower.wire import NodeMemory, WireError
 
@@ -42,12 +43,13 @@ class Transport:
     """Sends messages to the nodes behind a Grid and collects their replies."""
 
     grid: Grid
+    membership: Membership
     # seconds between two polls for replies; longer when the replies take long
     poll: float
 
     def online_nodes(self) -> set[int]:
-        """Return Flower's numbers of the nodes that are online."""
-        return set(self.grid.get_node_ids())
+        """Return Flower's numbers of the members' nodes that are online."""
+        return {node for node in self.grid.get_node_ids() if self.membership.is_member(node)}
 
     def send(
         self, messages: Sequence[Outgoing], seconds: float

@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.serialization import (
     NoEncryption,
     PrivateFormat,
     PublicFormat,
+    load_ssh_public_key,
 )
 from cryptography.x509.oid import NameOID
 
@@ -67,6 +68,16 @@ def make_node(path: Path) -> None:
     path.with_name(path.name + ".pub").write_bytes(
         key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     )
+
+
+def read_public(path: Path) -> bytes:
+    """Return a node's public key in the form (PEM) in which Flower knows it."""
+    try:
+        return load_ssh_public_key(path.read_bytes()).public_bytes(
+            Encoding.PEM, PublicFormat.SubjectPublicKeyInfo
+        )
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} holds no public key: {error}") from None
 
 
 def _private(path: Path, content: bytes) -> None:
