@@ -126,5 +126,6 @@ for _command in (
     flower_node.init,
     flower_node.client,
     flower_node.key,
+    flower_node.revoke,
 ):
     flower_app.command()(_command)

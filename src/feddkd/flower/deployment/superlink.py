@@ -23,7 +23,12 @@ from flwr.serverapp import Grid
 
 from feddkd.errors import InputError, NobodyAnsweredError
 from feddkd.flower.deployment import gateway
-from feddkd.flower.deployment.credentials import AUTHORITY, CERTIFICATE, PRIVATE
+from feddkd.flower.deployment.credentials import (
+    AUTHORITY,
+    CERTIFICATE,
+    PRIVATE,
+    check_validity,
+)
 from feddkd.flower.deployment.processes import Processes, check_free
 from feddkd.flower.deployment.supernode import send_heartbeat
 from feddkd.flower.flwr_internals import (
@@ -95,6 +100,7 @@ class Superlink:
     def start(self) -> None:
         """Start the SuperLink with TLS and node authentication; return when it answers."""
         check_free(self.host, self.port)
+        check_validity(self.folder)
         put(self.folder / gateway.MEMBERS, b"{}")
         file = self.folder / "superexec.secret"
         file.touch(mode=0o600)
