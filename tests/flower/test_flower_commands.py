@@ -139,6 +139,7 @@ def test_a_servers_certificate_holds_its_names_and_only_its_owner_reads_the_key(
     assert key.public_key() == leaf.public_key()
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "ca.crt",
+        "ca.key",
         "server.key",
         "server.pem",
     ]

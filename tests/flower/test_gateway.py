@@ -5,7 +5,10 @@ another node.
 """
 
 import asyncio
+import base64
 import hashlib
+import json
+import shutil
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -17,6 +20,7 @@ import pytest
 pytest.importorskip("flwr")
 
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import Message, RecordDict
 from flwr.app.message import remove_content_from_message
@@ -38,7 +42,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
-from feddkd.flower.deployment.credentials import make_node, make_server
+from feddkd.flower.deployment.credentials import make_node, make_server, read_public
 from feddkd.flower.deployment.gateway import Gateway
 from feddkd.flower.deployment.processes import Processes, free_port
 from feddkd.flower.deployment.superlink import Superlink
@@ -84,6 +88,98 @@ def test_nothing_too_large_gets_in(path: str) -> None:
     assert status(path, bytes(101)) == 413
     with pytest.raises(ClientDisconnect):  # of unknown length: cut off
         status(path, pieces())
+
+
+# --- strangers
+
+
+def signed(key: Path, public: Path | None = None) -> dict[str, str]:
+    """Return the headers of a request that is signed by a key."""
+    private = load_ssh_private_key(key.read_bytes(), None)
+    assert isinstance(private, ec.EllipticCurvePrivateKey)
+    time = "2026-11-19T12:00:00+00:00"
+    signature = private.sign(time.encode(), ec.ECDSA(SHA256()))
+    shown = read_public(public or key.with_name(f"{key.name}.pub"))
+    return {
+        "flwr-public-key": base64.b64encode(shown).decode(),
+        "flwr-signature": base64.b64encode(signature).decode(),
+        "flwr-timestamp": time,
+    }
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the keys `known` and `stranger`; the list of members has the first."""
+    folder = tmp_path_factory.mktemp("keys")
+    for name in ("known", "stranger"):
+        make_node(folder / name)
+    known = hashlib.sha256(read_public(folder / "known.pub")).hexdigest()
+    (folder / "members.json").write_text(json.dumps({known: "known"}))
+    return folder
+
+
+LARGE = 3 << 20
+
+
+def asked(folder: Path, path: str, headers: dict[str, str], size: int) -> tuple[int, int, str]:
+    """Return the status, how many bytes of the body were read, and the answer."""
+    read = 0
+
+    async def body() -> AsyncIterator[bytes]:
+        nonlocal read
+        for _ in range(size >> 16):
+            read += 1 << 16
+            yield bytes(1 << 16)
+
+    async def call() -> httpx.Response:
+        gateway = Gateway(count, b"sesame", 1 << 30, folder / "members.json", "1.2.3")
+        transport = httpx.ASGITransport(gateway, client=("192.0.2.7", 999))
+        stated = {**headers, "content-length": str(size)}
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            return await client.post(path, content=body(), headers=stated)
+
+    response = asyncio.run(call())
+    return response.status_code, read, response.text
+
+
+def test_a_known_node_uploads_and_a_stranger_is_not_even_read(guarded: Path) -> None:
+    upload = "/v1/fleet/push-object"
+    good = signed(guarded / "known")
+    assert asked(guarded, upload, good, LARGE) == (200, LARGE, str(LARGE))
+    strangers = {
+        "no key": {},
+        "unknown key": signed(guarded / "stranger"),
+        "another's key": signed(guarded / "stranger", guarded / "known.pub"),
+        "no signature": {**good, "flwr-signature": "AAAA"},
+        "nonsense": {**good, "flwr-public-key": "%%%"},
+    }
+    for who, headers in strangers.items():
+        status, read, _ = asked(guarded, upload, headers, LARGE)
+        assert (status, read) == (403, 0), who
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/fleet/push-messages", "/v1/runtime/push-object", "/health", "/feddkd/hello"]
+)
+def test_only_uploads_of_nodes_are_large(path: str, guarded: Path) -> None:
+    status, read, _ = asked(guarded, path, signed(guarded / "known"), LARGE)
+    assert status == (200 if path == "/feddkd/hello" else 413)
+    assert read == 0
+
+
+def test_a_key_that_leaves_the_list_is_shut_out_at_once(guarded: Path, tmp_path: Path) -> None:
+    for name in ("known", "known.pub", "members.json"):
+        shutil.copy(guarded / name, tmp_path / name)
+    headers, path = signed(tmp_path / "known"), "/v1/fleet/pull-messages"
+    assert asked(tmp_path, path, headers, 0)[0] == 200
+    (tmp_path / "members.json").write_text("{}")
+    assert asked(tmp_path, path, headers, 0)[0] == 403
+
+
+def test_a_node_is_told_whether_its_key_is_known_and_the_version(guarded: Path) -> None:
+    for name, known in (("known", "known"), ("stranger", None)):
+        _, _, text = asked(guarded, "/feddkd/hello", signed(guarded / name), 0)
+        assert json.loads(text) == {"version": "1.2.3", "name": known}
 
 
 def test_a_node_reads_no_order_that_is_too_large() -> None:
@@ -140,7 +236,7 @@ def link(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Superlink]:
         link.start()
         for name in ("a", "b"):
             make_node(folder / name)
-            link.register(folder / f"{name}.pub")
+        link.admit({read_public(folder / f"{name}.pub"): name for name in ("a", "b")})
         yield link
 
 

@@ -114,8 +114,10 @@ class Double(Grid):
     def _deliver(self, message: Message) -> str:
         node, number = message.metadata.dst_node_id, message.metadata.message_id
         part = self.partition[node]
-        self.traffic.append((part, message.metadata.message_type))
-        self.down += _bytes(message)
+        counts = message.metadata.message_type != "query.result"  # it comes after the last round
+        if counts:
+            self.traffic.append((part, message.metadata.message_type))
+            self.down += _bytes(message)
         try:
             context = context_from_proto(context_to_proto(self.contexts[node]))
             reply = self.app(message, context)
@@ -126,7 +128,7 @@ class Double(Grid):
         self.after()
         self.after = lambda: None
         if arrived is not None:
-            self.up += _bytes(arrived)
+            self.up += _bytes(arrived) * counts
             self.replies[number] = arrived
         return number
 

@@ -77,18 +77,30 @@ def server(
     port: Annotated[int, typer.Option(help="The port to listen on.")] = 9092,
     set_: Settings = None,
     join: Join = 3600.0,
+    start_with: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            show_default="all",
+            help="A run starts when N clients have joined; the others may come later.",
+        ),
+    ] = None,
 ) -> None:
     """Be the server of a federation: a SuperLink with TLS for known nodes, and the runs of a file.
 
-    It waits until all clients have joined. If it is stopped and started again, it continues from
+    It waits until all clients have joined, and says every ten seconds who is lacking. Keys may be
+    put into the folder of keys, and removed, while it runs: a node whose key is removed is shut out
+    at once. If it is stopped and started again, it continues from
     the last checkpoint.
     """
-    experiments, public_keys = load(file, set_ or ()), sorted(keys.glob("*.pub"))
-    if not public_keys:
+    experiments = load(file, set_ or ())
+    if not list(keys.glob("*.pub")):
         raise InputError(f"there are no public keys (*.pub) in {keys}")
     options.check(experiments)
     with using_flower():
         from feddkd.flower.deployment.credentials import AUTHORITY, CERTIFICATE, PRIVATE
+        from feddkd.flower.deployment.key_folder import KeyFolder
         from feddkd.flower.deployment.processes import Processes
         from feddkd.flower.deployment.superlink import Superlink
 
@@ -102,9 +114,11 @@ def server(
         with Processes(folder) as processes:
             link = Superlink(folder.resolve(), processes, port, host, lasting=True)
             link.start()
-            for public_key in public_keys:
-                link.register(public_key)
-            run_on_nodes(link, experiments, options, join)
+            members = KeyFolder(keys, link)
+            members.admit()
+            own = {"start_with": start_with, "membership": members}
+            with members.watched():
+                run_on_nodes(link, experiments, options, join, own=own)
 
 
 for _command in (
@@ -112,5 +126,6 @@ for _command in (
     flower_node.init,
     flower_node.client,
     flower_node.key,
+    flower_node.revoke,
 ):
     flower_app.command()(_command)

@@ -19,15 +19,41 @@ def certificate(
         Path, typer.Argument(metavar="DIR", help="Folder for ca.crt, server.pem and server.key.")
     ],
     hosts: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(metavar="HOST...", help="Names and addresses of the server."),
-    ],
+    ] = None,
+    renew: Annotated[
+        bool,
+        typer.Option("--renew", help="Replace the certificate under the same authority."),
+    ] = False,
 ) -> None:
-    """Make the certificate of a server. Copy DIR/ca.crt to the nodes, and nothing else."""
-    with using_flower():
-        from feddkd.flower.deployment.credentials import make_server
+    """Make or renew the certificate of a server. Copy DIR/ca.crt to the nodes, and nothing else.
 
-        make_server(folder, hosts)
+    It is valid for a year; then --renew makes its successor, and the server is started again. Nodes
+    need nothing new for ten years.
+    """
+    if bool(hosts) == renew:
+        raise InputError("give the HOST names of a new certificate, or --renew without names")
+    with using_flower():
+        from feddkd.flower.deployment.credentials import make_server, renew_server
+
+        if hosts:
+            make_server(folder, hosts)
+        else:
+            renew_server(folder)
+
+
+def revoke(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The node whose key is NAME.pub.")],
+    keys: Annotated[Path, typer.Option(metavar="DIR", help="The server's folder of keys.")],
+) -> None:
+    """Shut a node out: rename its key, DIR/NAME.pub, to NAME.revoked. A running server sees it."""
+    file = keys / f"{name}.pub"
+    if not file.is_file():
+        known = ", ".join(sorted(path.stem for path in keys.glob("*.pub"))) or "none"
+        raise InputError(f"there is no key {file}; the keys in {keys}: {known}")
+    file.rename(keys / f"{name}.revoked")
+    print(f"the node {name} is shut out; renaming {name}.revoked to {name}.pub lets it in again")
 
 
 def init(

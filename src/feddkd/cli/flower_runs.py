@@ -1,7 +1,7 @@
 """Run experiments on Flower nodes. Flower is optional: it is imported when a command needs it."""
 
 import os
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -83,10 +83,11 @@ def run_on_nodes(
     options: FederationOptions,
     join: float,
     wait: Callable[[Any, float], None] = lambda grid, seconds: None,
+    own: Mapping[str, Any] | None = None,
 ) -> None:
     """Run one experiment after another, each as a Flower run, and show them.
 
-    The nodes get the model of each.
+    The nodes get the model of each. `own` are more options of the engine.
     """
     from feddkd.flower.delivery import deliver
 
@@ -94,7 +95,7 @@ def run_on_nodes(
         for at, experiment in enumerate(experiments):
             with link.run() as grid:
                 wait(grid, join)
-                engine = options.engine(join)
+                engine = {**options.engine(join), **(own or {})}
                 for event in _play(experiment, grid, options.out, engine, options.how):
                     yield event._replace(at=at)
                     if isinstance(event, RunEnded) and "ended" not in event.summary:

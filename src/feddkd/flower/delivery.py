@@ -17,12 +17,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 
 from feddkd.experiment import Experiment
+from feddkd.flower.membership import AnyMember
 from feddkd.flower.messages import WireMessage
 from feddkd.flower.node_data import NodeConfig
 from feddkd.flower.sent_experiment import to_send
 from feddkd.flower.transport import Outgoing, Transport, json_in, message_record, tensor_record
 from feddkd.flower.wire import MOST, WireError
-from feddkd.runs.checkpoint import put
+from feddkd.runs.files import put
 from feddkd.runs.record import folder_name
 
 log = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ def deliver(grid: Any, experiment: Experiment, out: Path, seconds: float = SECON
     notice = ResultNotice(to_send(experiment.as_dict()), tuple(classes))
     tensors = tensor_record((folder / "final.safetensors").read_bytes())
     content = RecordDict({"page": message_record(notice), "tensors": tensors})
-    transport, kept = Transport(grid, 0.1), 0
+    transport, kept = Transport(grid, AnyMember(), 0.1), 0
     nodes = sorted(transport.online_nodes())
     outgoing = [Outgoing(node, -1, 0, "query.result", content) for node in nodes]
     for asked, reply in transport.send(outgoing, seconds):

@@ -8,31 +8,34 @@ server notices a node that was restarted, and a reply that came too late has no 
 """
 
 import logging
-import time
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
 import torch
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from feddkd.data.batches import Source
 from feddkd.data.federation import SERVER, Federation
-from feddkd.engines.client import answer, gather, retained, seeded
+from feddkd.engines.client import gather, retained
 from feddkd.engines.interface import Order, Reply
 from feddkd.engines.serial import Serial
 from feddkd.errors import InputError
+from feddkd.flower.expected import log_no_answer, tried
+from feddkd.flower.membership import AnyMember, Membership
 from feddkd.flower.messages import (
+    ClientInfo,
     ExchangeReply,
     ExchangeRequest,
     FederationFacts,
-    NodeInfo,
     NodeRequest,
 )
+from feddkd.flower.roster import MOST_EXAMPLES, Roster
 from feddkd.flower.sent_experiment import to_send
 from feddkd.flower.transport import (
+    NodeGoneError,
     Outgoing,
     Transport,
     action,
@@ -41,13 +44,21 @@ from feddkd.flower.transport import (
     message_record,
     tensor_record,
 )
-from feddkd.flower.wire import FIRST, MOST, NOTHING, WireError, check, pack, unpack
+from feddkd.flower.upload_bounds import believable
+from feddkd.flower.wire import FIRST, MOST, NOTHING, check, pack, unpack
 from feddkd.method import Exchange
 from feddkd.models.functional import Model
 from feddkd.tensors import Groups, stack
 from feddkd.trees import first_tensor
 
 log = logging.getLogger(__name__)
+
+
+class NodeAnswer(NamedTuple):
+    """An upload, and the tag of the tensors that its client holds now."""
+
+    upload: Groups
+    held: str
 
 
 @dataclass
@@ -65,12 +76,10 @@ class Flower:
     join: float = 120.0  # seconds until all clients must have joined
     poll: float = 0.1  # seconds between two polls for replies
     most: int = MOST  # bytes of a reply's tensors
+    start_with: int | None = None  # clients that must have joined for the run to start; None: all
+    most_examples: int = MOST_EXAMPLES  # that a client may claim
+    membership: Membership = field(default_factory=AnyMember)
     held: dict[int, str] = field(default_factory=dict)  # client -> tag of the tensors it keeps
-    _nodes: dict[int, int] = field(default_factory=dict)  # client -> Flower's number of its node
-    # client -> source -> number of examples
-    _counts: dict[int, Mapping[str, int]] = field(default_factory=dict)
-    # client -> source -> weight in means
-    _weights: dict[int, Mapping[str, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.grid is None:
@@ -82,7 +91,17 @@ class Flower:
             raise InputError("engine 'flower' takes one run at a time")
         self._sent = to_send(self.experiment)
         self._server = Serial(self.model, self.federations, self.first_memos, self.dtype)
-        self._transport = Transport(self.grid, self.poll)
+        self._transport = Transport(self.grid, self.membership, self.poll)
+        self._roster = Roster(
+            self._transport,
+            len(self.federations[0].train),
+            self.membership,
+            lambda: RecordDict(
+                {"page": message_record(NodeRequest(self._sent, self._federation_facts))}
+            ),
+            self.most_examples,
+            math.prod(first_tensor(self.federations[0].y).shape[1:]),
+        )
         self._round: str | int = 0
         # stands for every client's memo: it has the same names, shapes and types
         self._memo = self.first_memos[0]
@@ -93,12 +112,12 @@ class Flower:
     def sizes(self, run: int, source: Source = "train") -> Sequence[int]:
         """Return the number of examples of each client."""
         self._gather_clients()
-        return [self._counts[client][source] for client in range(len(self._counts))]
+        return [self._count(client, source) for client in range(self._roster.total)]
 
     def weights(self, run: int, source: Source = "train") -> Sequence[int]:
         """Return the weight of each client in means."""
         self._gather_clients()
-        return [self._weights[client][source] for client in range(len(self._weights))]
+        return [self._weight(client, source) for client in range(self._roster.total)]
 
     def memos_of(self, run: int) -> Mapping[int, Groups]:
         """Return nothing: clients keep their memos on their nodes."""
@@ -135,18 +154,22 @@ class Flower:
         self._gather_clients()
         self._begin_round(orders[0])
         pattern = self._pattern(exchange, orders[0])
-        uploads: list[dict[int, Groups]] = [{} for _ in orders]
+        answers: list[dict[int, NodeAnswer]] = [{} for _ in orders]
         outgoing = list(self._outgoing(exchange, orders))
+        late = {(message.order, message.client): message for message in outgoing}
         for asked, message in self._transport.send(outgoing, self.deadline):
+            late.pop((asked.order, asked.client), None)
             try:
-                upload = self._upload(exchange, asked.client, message, pattern)
-            except WireError as error:
-                _log_no_answer(asked.client, exchange, orders[asked.order], str(error))
+                received = self._received(exchange, asked.client, message, pattern)
+            except Exception as error:  # whatever a node sends, it is that node's fault
+                self._blame(exchange, orders[asked.order], asked.client, error)
             else:
-                uploads[asked.order][asked.client] = upload
+                answers[asked.order][asked.client] = received
+        for silent in late.values():
+            self._roster.conduct.failed(silent.node, self._round_number)
         return [
-            self._reply(exchange, order, by_client)
-            for order, by_client in zip(orders, uploads, strict=True)
+            self._reply(exchange, order, self._believed(exchange, order, by_client))
+            for order, by_client in zip(orders, answers, strict=True)
         ]
 
     # --- one exchange
@@ -170,13 +193,17 @@ class Flower:
             tensors = tensor_record(pack(order.sent))
             kind = "evaluate" if order.purpose == "evaluate" else training
             for client in order.cohort:
-                node = self._nodes[client]
-                if node in online:
+                node = self._roster.nodes.get(client)
+                if node is None:
+                    log_no_answer(client, exchange, order, "it has not joined")
+                elif self._roster.conduct.is_aside(node, self._round_number):
+                    log_no_answer(client, exchange, order, "its node is put aside for a while")
+                elif node in online:
                     request = message_record(self._request(exchange, order, client))
                     content = RecordDict({"page": request, "tensors": tensors})
                     yield Outgoing(node, client, number, kind, content)
                 else:
-                    _log_no_answer(client, exchange, order, "its node is offline")
+                    log_no_answer(client, exchange, order, "its node is offline")
 
     def _request(self, exchange: Exchange, order: Order, client: int) -> ExchangeRequest:
         return ExchangeRequest(
@@ -196,23 +223,46 @@ class Flower:
         shape = tuple(first_tensor(federation.x).shape[1:])
         return FederationFacts(shape, federation.classes, federation.transform.scale)
 
-    def _upload(self, exchange: Exchange, client: int, message: Message, pattern: Groups) -> Groups:
-        """Return a client's upload if it passes the checks; only then its new tag counts."""
+    def _received(
+        self, exchange: Exchange, client: int, message: Message, pattern: Groups
+    ) -> NodeAnswer:
+        """Return a client's answer if it passes the checks of its form."""
         reply = ExchangeReply.read(json_in(message))
         training = exchange.retain is not None  # evaluation changes nothing
         if reply.lost:
             if training:
                 self.held.pop(client, None)
-            raise WireError(
+            raise NodeGoneError(
                 "it has lost what it kept (was its node restarted?); it misses this round and"
                 " starts from the beginning in the next"
             )
         upload = unpack(bytes_in(message.content), self.most)
         # an evaluation may answer with a loss that is not finite
-        upload = check(upload, pattern, finite=training)
-        if training:
-            self.held[client] = str(reply.held)
-        return upload
+        return NodeAnswer(check(upload, pattern, finite=training), str(reply.held))
+
+    def _believed(
+        self, exchange: Exchange, order: Order, answers: Mapping[int, NodeAnswer]
+    ) -> dict[int, Groups]:
+        """Return the uploads that are within bounds; only the tags of their clients count."""
+        if exchange.retain is None or not answers:
+            return {client: each.upload for client, each in answers.items()}
+        uploads, refused = believable(
+            {client: each.upload for client, each in answers.items()},
+            order.sent,
+            exchange.phase.clip,
+        )
+        for client, error in refused.items():
+            self._blame(exchange, order, client, error)
+        for client in uploads:
+            self.held[client] = answers[client].held
+            self._roster.conduct.did_well(self._roster.nodes[client])
+        return uploads
+
+    def _blame(self, exchange: Exchange, order: Order, client: int, error: Exception) -> None:
+        """Log that a client has not answered and why; count it unless its node is only gone."""
+        log_no_answer(client, exchange, order, error)
+        if not isinstance(error, NodeGoneError):
+            self._roster.conduct.failed(self._roster.nodes[client], self._round_number)
 
     def _reply(self, exchange: Exchange, order: Order, uploads: Mapping[int, Groups]) -> Reply:
         """Gather the uploads as the phase says."""
@@ -224,23 +274,14 @@ class Flower:
         for group in uploads[clients[0]]:
             tensors = stack([uploads[client][group] for client in clients])
             stacked[group] = {name: tensor.to(device) for name, tensor in tensors.items()}
-        weights = [self._weights[client][exchange.phase.reads.source] for client in clients]
+        weights = [self._weight(client, exchange.phase.reads.source) for client in clients]
         return Reply(clients, gather(exchange.phase, stacked, weights))
 
     def _pattern(self, exchange: Exchange, order: Order) -> Groups:
-        """Return groups with the names, shapes and types of an upload.
-
-        They are the upload of a client with four examples that does one step here.
-        """
-        federation = self.federations[0]
-        four = np.resize(federation.test, 4)
-        small = replace(federation, train=(four,), own_test=None, validation=four, test=four)
-        phase = replace(exchange.phase, reads=replace(exchange.phase.reads, steps=1))
-        key = ("pattern", 1, 0, 1, 0)
-        with seeded(key, federation.device):
-            upload, memo = answer(
-                self.model, phase, order.sent, self._memo, small, 0, key, self.dtype
-            )
+        """Return groups with the names, shapes and types of an upload."""
+        upload, memo = tried(
+            self.model, exchange.phase, order.sent, self._memo, self.federations[0], self.dtype
+        )
         if exchange.retain is not None:
             self._memo = retained(memo, exchange.retain)
         return upload
@@ -248,58 +289,28 @@ class Flower:
     # --- joining
 
     def _gather_clients(self) -> None:
-        """Ask every node, once, which clients it has and how many examples they have."""
-        if self._counts:
-            return
-        wanted, end = set(range(len(self.federations[0].train))), time.monotonic() + self.join
-        asked, reasons = set[int](), dict[int, str]()
-        while missing := wanted - set(self._nodes):
-            seconds_left = end - time.monotonic()
-            if seconds_left < 0:
-                why = "".join(f"; node {node}: {reason}" for node, reason in reasons.items())
-                raise InputError(
-                    f"clients {sorted(missing)} have not joined within {self.join:g} s{why}"
-                )
-            new = self._transport.online_nodes() - asked
-            asked |= new
-            self._ask_for_clients(new, reasons, seconds_left)
-            time.sleep(self.poll)
+        """Wait until enough clients have joined; later, take in those that come."""
+        roster = self._roster
+        enough = roster.total if self.start_with is None else min(self.start_with, roster.total)
+        if len(roster.nodes) < enough:
+            self._note_held(roster.gather(enough, self.join, self.poll))
+        else:
+            self._note_held(roster.welcome(self.join))
 
-    def _ask_for_clients(self, nodes: set[int], reasons: dict[int, str], seconds: float) -> None:
-        """Add the clients of these nodes; `reasons` gets the reason why a node is refused."""
-        request = NodeRequest(self._sent, self._federation_facts)
-        content = RecordDict({"page": message_record(request)})
-        outgoing = [Outgoing(node, -1, 0, "query.info", content) for node in sorted(nodes)]
-        for asked, message in self._transport.send(outgoing, seconds):
-            try:
-                self._add_node(asked.node, NodeInfo.read(json_in(message)))
-            except WireError as error:
-                reasons[asked.node] = str(error)
-
-    def _add_node(self, node: int, info: NodeInfo) -> None:
-        total = len(self.federations[0].train)
-        for client, found in info.clients.items():
-            if client >= total:
-                raise WireError(
-                    f"it has client {client}, but the experiment has clients 0 to {total - 1}"
-                )
-            if self._nodes.get(client, node) != node:
-                raise InputError(
-                    f"two nodes have client {client}; every node needs a different partition-id"
-                )
-            self._nodes[client] = node
-            self._counts[client] = found.counts
-            self._weights[client] = found.counts if found.weights is None else found.weights
+    def _note_held(self, joined: Mapping[int, ClientInfo]) -> None:
+        for client, found in joined.items():
             if self.held.get(client, FIRST) not in (FIRST, *found.held):
                 log.warning("client %s has lost what it kept; it starts from the beginning", client)
                 del self.held[client]
 
+    def _count(self, client: int, source: Source) -> int:
+        """Return how many examples a client has; none if it has not joined."""
+        return self._roster.counts.get(client, {}).get(source, 0)
 
-def _log_no_answer(client: int, exchange: Exchange, order: Order, why: str) -> None:
-    log.warning(
-        "client %s has not answered phase %r, key %s: %s",
-        client,
-        exchange.phase.name,
-        (*order.key, client),
-        why,
-    )
+    def _weight(self, client: int, source: Source) -> int:
+        """Return the weight of a client in means."""
+        return self._roster.weights.get(client, {}).get(source, 0)
+
+    @property
+    def _round_number(self) -> int:
+        return int(self._round)

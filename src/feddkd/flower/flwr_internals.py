@@ -22,7 +22,7 @@ from flwr.common.secure_aggregation.secaggplus_utils import (
     share_keys_plaintext_separate,
 )
 from flwr.common.serde import fab_to_proto, run_from_proto
-from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest
+from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, StartRunRequest
 from flwr.proto.runtime_pb2 import (
     AcquireTaskRequest,
     PullTaskInputRequest,
@@ -56,6 +56,7 @@ __all__ = [
     "Fab",
     "HeartbeatSender",
     "HttpGrid",
+    "ListNodesRequest",
     "ProtobufClient",
     "ProtobufClientInterceptor",
     "PullTaskInputRequest",

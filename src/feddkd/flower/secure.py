@@ -46,7 +46,7 @@ from feddkd.flower.messages import (
 from feddkd.flower.shares import LEAST, name_of, names_of
 from feddkd.flower.summable import check_summable
 from feddkd.flower.transport import Outgoing, json_in, message_record
-from feddkd.flower.wire import WireError
+from feddkd.flower.wire import WireError, printable
 from feddkd.method import Exchange
 from feddkd.methods import parse
 from feddkd.tensors import Groups
@@ -147,8 +147,9 @@ class Secure(Flower):
         for asked, message in self._transport.send(outgoing, self.deadline):
             try:
                 answers[asked.client] = read(asked.client, json_in(message))
-            except (WireError, ValueError) as error:
-                log.warning("client %s has not answered query.%s: %s", asked.client, query, error)
+            except Exception as error:  # whatever a node sends, it is that node's fault
+                why = printable(error)
+                log.warning("client %s has not answered query.%s: %s", asked.client, query, why)
             if len(answers) == enough:
                 break
         return answers
@@ -157,9 +158,9 @@ class Secure(Flower):
         """Yield the messages to the clients whose nodes are online."""
         online = self._transport.online_nodes()
         for client, request in requests.items():
-            node, content = self._nodes[client], RecordDict({"page": message_record(request)})
-            if node in online:
-                yield Outgoing(node, client, 0, f"query.{query}", content)
+            node, content = self._roster.nodes.get(client), message_record(request)
+            if node is not None and node in online:
+                yield Outgoing(node, client, 0, f"query.{query}", RecordDict({"page": content}))
 
     # --- an exchange
 
@@ -198,7 +199,7 @@ class Secure(Flower):
         except WireError as error:
             log.warning("cannot remove the masks from the sum of exchange %s: %s", name, error)
             return Reply(clients, {}, (least - 1, least))  # at least one client sent a wrong share
-        examples = sum(self._weights[client][exchange.phase.reads.source] for client in clients)
+        examples = sum(self._weight(client, exchange.phase.reads.source) for client in clients)
         weight = weights(exchange.phase.collect, examples, len(clients))
         return Reply(clients, decode(summed, weight, self._like))
 

@@ -14,10 +14,18 @@ from typing import Any, NamedTuple
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid
 
+from feddkd.flower.membership import Membership
 from feddkd.flower.messages import WireMessage
 from feddkd.flower.wire import NodeMemory, WireError
 
 log = logging.getLogger(__name__)
+MOST_JSON = 16 << 20  # characters
+# Flower's codes of the errors that the SuperLink makes up
+TOO_LATE, NODE_GONE = (3, 4), 5
+
+
+class NodeGoneError(WireError):
+    """A node is gone; it has sent nothing wrong."""
 
 
 class Outgoing(NamedTuple):
@@ -35,12 +43,13 @@ class Transport:
     """Sends messages to the nodes behind a Grid and collects their replies."""
 
     grid: Grid
+    membership: Membership
     # seconds between two polls for replies; longer when the replies take long
     poll: float
 
     def online_nodes(self) -> set[int]:
-        """Return Flower's numbers of the nodes that are online."""
-        return set(self.grid.get_node_ids())
+        """Return Flower's numbers of the members' nodes that are online."""
+        return {node for node in self.grid.get_node_ids() if self.membership.is_member(node)}
 
     def send(
         self, messages: Sequence[Outgoing], seconds: float
@@ -51,12 +60,9 @@ class Transport:
         makes up for a lost node carry no node's number.
         """
         start = time.monotonic()
-        waiting = self._push(messages, seconds)
+        waiting = self.push(messages, seconds)
         while waiting:
-            for reply in self.grid.pull_messages(list(waiting)):
-                message = waiting.pop(reply.metadata.reply_to_message_id, None)
-                if message is not None:  # None: a second reply to the same message
-                    yield message, reply
+            yield from self.arrived(waiting)
             if waiting and time.monotonic() - start > seconds:
                 late = sorted(message.client for message in waiting.values())
                 log.warning("no answer within %g s from clients %s", seconds, late)
@@ -64,7 +70,16 @@ class Transport:
             if waiting:
                 time.sleep(max(self.poll, (time.monotonic() - start) / 20))
 
-    def _push(self, messages: Sequence[Outgoing], seconds: float) -> dict[str, Outgoing]:
+    def arrived(self, waiting: dict[str, Outgoing]) -> Iterator[tuple[Outgoing, Message]]:
+        """Yield the messages whose replies have come, each with its reply, and remove them."""
+        if not waiting:
+            return
+        for reply in self.grid.pull_messages(list(waiting)):
+            message = waiting.pop(reply.metadata.reply_to_message_id, None)
+            if message is not None:  # None: a second reply to the same message
+                yield message, reply
+
+    def push(self, messages: Sequence[Outgoing], seconds: float) -> dict[str, Outgoing]:
         """Hand the messages to the Grid and return them by the numbers that it gives them."""
         if not messages:
             return {}
@@ -110,10 +125,20 @@ def tensor_record(content: bytes) -> ConfigRecord:
 def json_in(message: Message) -> Any:
     """Return the JSON of a message, or raise WireError if it has none or reports an error."""
     if message.has_error():
-        raise WireError(f"error {message.error.code}: {message.error.reason}")
+        code, reason = message.error.code, message.error.reason
+        if code == NODE_GONE:
+            raise NodeGoneError("its node is gone")
+        late = "it has not answered in time" if code in TOO_LATE else f"error {code}: {reason}"
+        raise WireError(late)
     try:
-        return json.loads(str(message.content.config_records["page"]["json"]))
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        text = message.content.config_records["page"]["json"]
+    except KeyError as error:
+        raise WireError(f"the message has no JSON: {error!r}") from None
+    if not isinstance(text, str) or len(text) > MOST_JSON:
+        raise WireError(f"the JSON of a message is a text of at most {MOST_JSON:,} characters")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise WireError(f"the message has no readable JSON: {error!r}") from None
 
 

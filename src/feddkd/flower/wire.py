@@ -19,8 +19,25 @@ MOST = 1 << 30  # the default limit of the bytes of tensors in one message
 NodeMemory = dict[str, bytes]  # what a node keeps between messages: tag -> packed groups
 
 
+LONGEST_TEXT = 300  # characters of a text from another machine that are shown
+MOST_HEADER = 4 << 20  # bytes of the header of packed tensors
+
+
 class WireError(ValueError):
     """A message, bytes or tensors from another machine are not as they should be."""
+
+
+def printable(text: object) -> str:
+    """Return a text from another machine for the terminal and the log: short and on one line.
+
+    Control characters, such as those that move the cursor, are written as escapes.
+    """
+    shown = str(text)[: LONGEST_TEXT + 1]
+    escaped = "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+        for letter in shown[:LONGEST_TEXT]
+    )
+    return escaped + ("..." if len(shown) > LONGEST_TEXT else "")
 
 
 def pack(groups: Groups) -> bytes:
@@ -46,6 +63,8 @@ def unpack(content: bytes, most: int = MOST) -> Groups:
         for path, tensor in load(content).items():
             group, _, name = path.partition("/")
             groups[group][name] = tensor
+    except WireError:
+        raise
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise WireError(f"the bytes are not groups of tensors: {error!r}") from None
     return groups
@@ -53,6 +72,8 @@ def unpack(content: bytes, most: int = MOST) -> Groups:
 
 def _header(content: bytes) -> dict[str, dict[str, str]]:
     length = int.from_bytes(content[:8], "little")
+    if length > MOST_HEADER:
+        raise WireError(f"the tensors have a header of {length:,} bytes; at most {MOST_HEADER:,}")
     return dict(json.loads(content[8 : 8 + length]))
 
 

@@ -106,6 +106,8 @@ class Phase:
     # Standard deviation of the noise in what the server gathers, in units of the most that one
     # client may add; the privacy accountant reads it.
     noise: float = 0.0
+    # The most that the L2 norm of a client's update may be; the client's half sees to it.
+    clip: float | None = None
 
     @property
     def asks_clients(self) -> bool:

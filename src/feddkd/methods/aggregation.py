@@ -70,7 +70,7 @@ def gathered(phase: Phase, how: Gathering) -> Phase:
     assert isinstance(phase.client, Fold)
     if how.clip is not None:
         finish = _bounded(phase.client.finish, how.clip, how.noise > 0)
-        phase = replace(phase, client=replace(phase.client, finish=finish))
+        phase = replace(phase, client=replace(phase.client, finish=finish), clip=how.clip)
     if how.noise:
         return replace(
             phase,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from flwr.serverapp import Grid
 
-from feddkd.flower.deployment.credentials import AUTHORITY, make_node, make_server
+from feddkd.flower.deployment.credentials import AUTHORITY, make_node, make_server, read_public
 from feddkd.flower.deployment.processes import Processes, free_port
 from feddkd.flower.deployment.superlink import Superlink
 
@@ -83,8 +83,8 @@ def deployed(
         link.start()
         deployment = Deployment(folder, link, processes, nodes, data, secure, way(link.port))
         try:
+            link.admit({read_public(folder / f"node{n}.pub"): f"node{n}" for n in range(nodes)})
             for part in range(nodes):
-                link.register(folder / f"node{part}.pub")
                 deployment.start_node(part)
             yield deployment
         finally:  # before the SuperLink, because a node that leaves reports it there

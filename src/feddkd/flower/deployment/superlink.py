@@ -5,25 +5,30 @@ takes the run's task with a secret, so progress, signals and errors are those of
 """
 
 import hashlib
+import json
 import secrets
 import ssl
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 import httpx
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 from flwr.serverapp import Grid
 
 from feddkd.errors import InputError, NobodyAnsweredError
 from feddkd.flower.deployment import gateway
-from feddkd.flower.deployment.credentials import AUTHORITY, CERTIFICATE, PRIVATE
+from feddkd.flower.deployment.credentials import (
+    AUTHORITY,
+    CERTIFICATE,
+    PRIVATE,
+    check_validity,
+)
 from feddkd.flower.deployment.processes import Processes, check_free
 from feddkd.flower.deployment.supernode import send_heartbeat
 from feddkd.flower.flwr_internals import (
@@ -33,6 +38,7 @@ from feddkd.flower.flwr_internals import (
     Fab,
     HeartbeatSender,
     HttpGrid,
+    ListNodesRequest,
     ProtobufClient,
     ProtobufClientInterceptor,
     PullTaskInputRequest,
@@ -53,6 +59,8 @@ from feddkd.flower.flwr_internals import (
     stop_retrying,
 )
 from feddkd.flower.wire import MOST
+from feddkd.runs.files import put
+from feddkd.version import __version__
 
 Client = TypeVar("Client", bound=ProtobufClient)
 READY = 30.0  # seconds for a SuperLink to start, or to answer again
@@ -86,11 +94,14 @@ class Superlink:
     port: int
     host: str = "127.0.0.1"  # the address that it listens on
     lasting: bool = False  # True: it still knows its nodes after a restart
+    _keys: dict[int, bytes] = field(default_factory=dict)  # node -> its public key
     _secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
 
     def start(self) -> None:
         """Start the SuperLink with TLS and node authentication; return when it answers."""
         check_free(self.host, self.port)
+        check_validity(self.folder)
+        put(self.folder / gateway.MEMBERS, b"{}")
         file = self.folder / "superexec.secret"
         file.touch(mode=0o600)
         file.write_bytes(self._secret)
@@ -107,20 +118,32 @@ class Superlink:
             options["--database"] = self.folder / "superlink.db"
         flags = ["--enable-supernode-auth", "--disable-runtime-dependency-installation"]
         words = [word for option in options.items() for word in option]
-        command = [sys.executable, "-P", gateway.__file__, MOST + MORE, *words, *flags]
+        command = [sys.executable, "-P", gateway.__file__, MOST + MORE]
+        command += [self.folder / gateway.MEMBERS, __version__, *words, *flags]
         self.processes.start("superlink", command, {"FLWR_HOME": str(self.folder)})
         self._wait()
 
-    def register(self, public_key: Path) -> None:
-        """Let the node with the private key of this public key join; repeating it is harmless."""
+    def admit(self, keys: Mapping[bytes, str]) -> None:
+        """Let exactly the nodes with these public keys join; the values are their names."""
+        members = {hashlib.sha256(key).hexdigest(): name for key, name in keys.items()}
+        put(self.folder / gateway.MEMBERS, json.dumps(members).encode())
         with closing(self._control()) as control:
-            try:
-                control.RegisterNode(RegisterNodeRequest(public_key=_pem(public_key)))
-            except httpx.HTTPStatusError as error:
-                if "already in use" not in error.response.text:
-                    raise InputError(
-                        f"the SuperLink refused the key {public_key}: {error.response.text}"
-                    ) from None
+            for key, name in keys.items():
+                try:
+                    control.RegisterNode(RegisterNodeRequest(public_key=key))
+                except httpx.HTTPStatusError as error:
+                    if "already in use" not in error.response.text:
+                        raise InputError(
+                            f"the SuperLink refused the key {name}: {error.response.text}"
+                        ) from None
+
+    def key_of(self, node: int) -> bytes:
+        """Return the public key of a node; nothing if there is no such node."""
+        if node not in self._keys:
+            with closing(self._control()) as control:
+                found = control.ListNodes(ListNodesRequest()).nodes_info
+            self._keys |= {info.node_id: info.public_key for info in found}
+        return self._keys.get(node, b"")
 
     @contextmanager
     def run(self) -> Iterator[Grid]:
@@ -208,12 +231,3 @@ class Superlink:
             f"the SuperLink has not started within {READY:g} s:"
             f" {self.processes.log_end('superlink')}"
         )
-
-
-def _pem(public_key: Path) -> bytes:
-    try:
-        return load_ssh_public_key(public_key.read_bytes()).public_bytes(
-            Encoding.PEM, PublicFormat.SubjectPublicKeyInfo
-        )
-    except (OSError, ValueError) as error:
-        raise InputError(f"{public_key} holds no public key: {error}") from None

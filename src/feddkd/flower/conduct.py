@@ -1,0 +1,45 @@
+"""How nodes have behaved: one that fails again and again is not asked for a while."""
+
+import logging
+from dataclasses import dataclass, field
+
+log = logging.getLogger(__name__)
+MOST_FAILURES = 3  # one after another
+ROUNDS_ASIDE = 3
+
+
+@dataclass
+class Conduct:
+    """Counts the failures of nodes, one after another, and puts nodes aside for some rounds.
+
+    A failure is an answer that cannot be used, or none before the deadline. A node that answers
+    well again is forgiven.
+    """
+
+    failures: dict[int, int] = field(default_factory=dict)  # by node; of all rounds
+    _in_a_row: dict[int, int] = field(default_factory=dict)
+    _until: dict[int, int] = field(default_factory=dict)  # node -> the first round it is asked in
+
+    def failed(self, node: int, round: int) -> None:
+        """Count a failure of a node in a round."""
+        self.failures[node] = self.failures.get(node, 0) + 1
+        self._in_a_row[node] = self._in_a_row.get(node, 0) + 1
+        if self._in_a_row[node] >= MOST_FAILURES:
+            self._in_a_row[node] = 0
+            self._until[node] = round + 1 + ROUNDS_ASIDE
+            log.warning(
+                "node %s has failed %s times in a row (%s in all); it is not asked again before"
+                " round %s",
+                node,
+                MOST_FAILURES,
+                self.failures[node],
+                self._until[node],
+            )
+
+    def did_well(self, node: int) -> None:
+        """Forget the failures in a row of a node that has answered well."""
+        self._in_a_row.pop(node, None)
+
+    def is_aside(self, node: int, round: int) -> bool:
+        """Return whether a node is not asked in a round."""
+        return round < self._until.get(node, 0)

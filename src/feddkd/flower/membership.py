@@ -1,0 +1,37 @@
+"""Whose node stands for which client, where keys tell nodes apart."""
+
+from typing import Protocol
+
+
+class Membership(Protocol):
+    """What is known about nodes beside Flower's numbers for them."""
+
+    def name(self, node: int) -> str | None:
+        """Return the name of a node's key, or None if it is not known."""
+
+    def is_member(self, node: int) -> bool:
+        """Return whether a node may take part."""
+
+    def check(self, client: int, node: int) -> None:
+        """Raise WireError if a client belongs to another key than the node's."""
+
+    def bind(self, client: int, node: int) -> None:
+        """Remember that a client belongs to the key of a node."""
+
+
+class AnyMember:
+    """Knows no keys: whoever comes first stands for a client until the end of the run."""
+
+    def name(self, node: int) -> str | None:
+        """Return None."""
+        return None
+
+    def is_member(self, node: int) -> bool:
+        """Return True."""
+        return True
+
+    def check(self, client: int, node: int) -> None:
+        """Allow it."""
+
+    def bind(self, client: int, node: int) -> None:
+        """Remember nothing."""
