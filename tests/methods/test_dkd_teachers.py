@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot, softmax
 
 from feddkd import InputError, parse
-from feddkd.data.batches import Reads
 from feddkd.engines.serial import Serial
 from feddkd.method import Method
 from feddkd.methods import teachers
@@ -109,16 +108,16 @@ def test_labels_in_the_teachers_place_need_no_teacher() -> None:
 
 
 def test_nobody_teaches_itself_and_the_order_changes_with_the_round() -> None:
-    seen = []
+    seen: list[tuple[int, ...]] = []
+    method = parse(f"{SMALL} | dkd(steps=1, teacher='shuffled')")
+    draw = method.phases[2].parts
+    assert draw is not None
 
     def spied(state: Any, cohort: Any, step: int) -> Any:
-        found = parts(state, cohort, step)
+        found = draw(state, cohort, step)
         seen.append(tuple(state[teachers.DRAWS]["rows"].tolist()))
         return found
 
-    method = parse(f"{SMALL} | dkd(steps=1, teacher='shuffled')")
-    parts = method.phases[2].parts
-    assert parts is not None
     phases = [*method.phases]
     phases[2] = replace(phases[2], parts=spied)
     rehearse(Method(tuple(phases)), rounds=6, cohort=4)

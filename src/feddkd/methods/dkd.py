@@ -108,8 +108,8 @@ def dkd(
         )
     if teacher == "labels" and (divergence, temperature) != ("kl", 1.0):
         raise InputError(
-            "dkd: teacher='labels' takes the cross-entropy of the labels; divergence and temperature"
-            " do not go with it"
+            "dkd: teacher='labels' takes the cross-entropy of the labels; divergence and"
+            " temperature do not go with it"
         )
     mean = Collect.MEAN_BY_CLIENTS if weights == "clients" else Collect.MEAN_BY_EXAMPLES
     group = teacher_group(teacher)

@@ -33,7 +33,7 @@ from feddkd.method import (
 from feddkd.models.functional import Mode, Model
 from feddkd.randomness import fold, generator
 from feddkd.spec.schedules import Repeat
-from feddkd.tensors import Groups, Tensors, combine, without
+from feddkd.tensors import Groups, Tensors, without
 
 Teacher = Literal["eval", "batch", "train", "labels", "shuffled", "average"]
 # the groups that only the phases below use: a client's teacher, the server's table of teachers
@@ -158,7 +158,7 @@ def _parts(state: Groups, cohort: tuple[int, ...], step: int) -> list[Part]:
     """Send each client the model in its teacher's row."""
     pupils, rows = state[DRAWS]["pupils"].tolist(), state[DRAWS]["rows"].tolist()
     return [
-        Part((client,), {TEACHER: combine(lambda tensor: tensor[row], state[TABLE])})
+        Part((client,), {TEACHER: {name: table[row] for name, table in state[TABLE].items()}})
         for client, row in zip(pupils, rows, strict=True)
         if client in cohort
     ]
