@@ -11,8 +11,8 @@ from feddkd.errors import InputError
 from feddkd.experiment import Experiment, load
 from feddkd.runs.controls import Control, controls
 from feddkd.runs.prepare import prepare
+from feddkd.runs.run_costs import run_costs
 from feddkd.runs.runner import execute
-from feddkd.runs.work import work
 
 LOCAL = "fedavg(epochs=2, batch_size=32, lr=0.1, lr_decay=0.9)"
 SMALL = Experiment(
@@ -33,8 +33,8 @@ def named(made: list[Control], end: str) -> Control:
     return next(one for one in made if str(one.experiment.name).endswith(end))
 
 
-def test_work_is_what_a_run_of_the_experiment_counts(tmp_path: Path) -> None:
-    said = work(SMALL, None)
+def test_costs_are_what_a_run_of_the_experiment_counts(tmp_path: Path) -> None:
+    said = run_costs(SMALL, None)
     (last,) = execute([SMALL], out=tmp_path, engine="serial")
     assert said.communications == last["communications"]
     assert said.bytes == last["bytes_up"] + last["bytes_down"]
@@ -50,7 +50,7 @@ def test_operations_are_those_of_the_matrix_products() -> None:
     trained = 3 * forward - 2 * 64 * hidden
     local, distilled = 5 * 2 * fmean(sizes) * trained, 5 * 4 * (trained + forward)
     expected = 6 * local + 5 * 8 * distilled
-    assert work(SMALL, None).operations == pytest.approx(expected, rel=1e-9)
+    assert run_costs(SMALL, None).operations == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -64,14 +64,14 @@ def test_operations_are_those_of_the_matrix_products() -> None:
     ],
 )
 def test_a_control_costs_what_its_name_says(made: list[Control], end: str, cost: str) -> None:
-    own, base = made[0].work, named(made, "equal rounds")
-    one_round = getattr(base.work, cost) / base.experiment.rounds
-    assert abs(getattr(named(made, end).work, cost) - getattr(own, cost)) <= one_round / 2
+    own, base = made[0].costs, named(made, "equal rounds")
+    one_round = getattr(base.costs, cost) / base.experiment.rounds
+    assert abs(getattr(named(made, end).costs, cost) - getattr(own, cost)) <= one_round / 2
 
 
 def test_short_rounds_cost_equal_steps_too_and_the_rate_falls_as_far(made: list[Control]) -> None:
     short = named(made, "equal communications and local steps")
-    assert short.work.steps == pytest.approx(made[0].work.steps, rel=0.15)
+    assert short.costs.steps == pytest.approx(made[0].costs.steps, rel=0.15)
     (call,) = short.experiment.parsed_method.calls
     options = dict(call.complete)
     assert options["steps"] == 2

@@ -41,7 +41,7 @@ def controls_command(
     console(stderr=as_json).print(_table(found))
     console(stderr=as_json).print(f"written to {out}", soft_wrap=True)
     if as_json:
-        lines = [{**control.experiment.as_dict(), **asdict(control.work)} for control in found]
+        lines = [{**control.experiment.as_dict(), **asdict(control.costs)} for control in found]
         print(json.dumps({"file": str(out), "controls": lines}))
 
 
@@ -68,9 +68,9 @@ def _table(found: list[Control]) -> Table:
 
 
 def _cells(control: Control) -> list[str]:
-    work = control.work
-    numbers: list[Any] = [control.experiment.rounds, work.communications, work.steps]
-    amounts = [work.operations / 1e9, work.bytes / 1e6]
+    costs = control.costs
+    numbers: list[Any] = [control.experiment.rounds, costs.communications, costs.steps]
+    amounts = [costs.operations / 1e9, costs.bytes / 1e6]
     return [
         str(control.experiment.name),
         *(f"{number:,.0f}" for number in numbers),

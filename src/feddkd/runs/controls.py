@@ -12,7 +12,7 @@ from typing import Any
 
 from feddkd.errors import InputError
 from feddkd.experiment import Experiment
-from feddkd.runs.work import Work, work
+from feddkd.runs.run_costs import RunCosts, run_costs
 from feddkd.spec.registry import Call
 
 TEACHERS = {
@@ -33,7 +33,7 @@ class Control:
     """An experiment, which has a name, and what a run of it costs."""
 
     experiment: Experiment
-    work: Work
+    costs: RunCosts
 
 
 def controls(experiment: Experiment, folder: Path | None) -> list[Control]:
@@ -57,7 +57,7 @@ def controls(experiment: Experiment, folder: Path | None) -> list[Control]:
         for teacher, label in TEACHERS.items()
     ]
     different = {one.digest: one for one in reversed(made)}  # of equals the first
-    return [Control(one, work(one, folder)) for one in reversed(different.values())]
+    return [Control(one, run_costs(one, folder)) for one in reversed(different.values())]
 
 
 def has_dkd(experiment: Experiment) -> bool:
@@ -71,7 +71,7 @@ def _without_dkd(
     """Return the method without DKD at equal rounds, and at equal costs."""
     name = " | ".join(call.name for call in plain)
     base = replace(experiment, method=_spelled(plain))
-    whole, part = work(experiment, folder), work(base, folder)
+    whole, part = run_costs(experiment, folder), run_costs(base, folder)
     by_rounds = {experiment.rounds: ["rounds"]}
     for cost, words in COSTS.items():
         rounds = round(experiment.rounds * getattr(whole, cost) / getattr(part, cost))

@@ -27,7 +27,7 @@ from feddkd.simulation import Simulation
 
 
 @dataclass(frozen=True)
-class Work:
+class RunCosts:
     """The costs of a run, or of a part of it."""
 
     communications: float = 0.0
@@ -35,8 +35,8 @@ class Work:
     operations: float = 0.0  # of all clients, in floating point
     bytes: float = 0.0  # of all clients, up and down
 
-    def __add__(self, other: "Work") -> "Work":
-        return Work(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+    def __add__(self, other: "RunCosts") -> "RunCosts":
+        return RunCosts(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
 
 class Counted(NamedTuple):
@@ -48,7 +48,7 @@ class Counted(NamedTuple):
     bytes: int
 
 
-class Counting:
+class CountingEngine:
     """An engine that counts the operations and the bytes of each exchange."""
 
     def __init__(self, engine: Engine) -> None:
@@ -70,15 +70,15 @@ class Counting:
         return replies
 
 
-def work(experiment: Experiment, folder: Path | None) -> Work:
+def run_costs(experiment: Experiment, folder: Path | None) -> RunCosts:
     """Return what one run costs, from a round with one step a phase, played on the CPU."""
     prepared = prepare(experiment, folder)
     tried = replace(job([experiment], [prepared]), tolerance=PATIENT)
-    host: Counting
+    host: CountingEngine
 
     def counting(*parts: Any) -> Any:
         nonlocal host
-        host = Counting(Serial(*parts))
+        host = CountingEngine(Serial(*parts))
         return host
 
     with Simulation(tried, counting) as simulation:
@@ -97,15 +97,15 @@ def work(experiment: Experiment, folder: Path | None) -> Work:
             for phase, trial in zip(method.phases, short.phases, strict=True)
         }
     plans = (method.plan(t) for t in range(1, experiment.rounds + 1))
-    return sum((costs[id(one.phase)] for one in chain.from_iterable(plans)), Work())
+    return sum((costs[id(one.phase)] for one in chain.from_iterable(plans)), RunCosts())
 
 
-def _of_exchange(phase: Phase, trial: Counted, sizes: Sequence[int], cohort: int) -> Work:
+def _of_exchange(phase: Phase, trial: Counted, sizes: Sequence[int], cohort: int) -> RunCosts:
     """Return the costs of one exchange of a phase, from those of its trial."""
     if not phase.asks_clients:
-        return Work(operations=trial.operations)
+        return RunCosts(operations=trial.operations)
     if phase.reads.source == "none":  # a step without an example is no step
-        return Work(1, 0, trial.operations, trial.bytes)
+        return RunCosts(1, 0, trial.operations, trial.bytes)
     steps = fmean(phase.reads.count(n) for n in sizes)
     examples = cohort * fmean(phase.reads.examples(n) for n in sizes)
-    return Work(1, steps, trial.operations / trial.examples * examples, trial.bytes)
+    return RunCosts(1, steps, trial.operations / trial.examples * examples, trial.bytes)
