@@ -48,6 +48,8 @@ methods-table: $(DONE) ## every method with and without DKD on the digits, five 
 
 reproduction: $(DONE) ## write docs/reproduction.md and its pictures from papers/feddkd/results; check published numbers
 	$(BIN)/feddkd paper report
+	$(BIN)/python tools/recompute.py
+	OMP_NUM_THREADS=1 $(BIN)/feddkd paper verify --papers papers/small --rounds 5
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal tests/reproduction
 
 mutants: $(DONE) ## break the code on purpose, one thing at a time, and see a test fail for each

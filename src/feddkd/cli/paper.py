@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from feddkd.cli.console import AsJson
+from feddkd.cli.paper_folders import Papers, paper_verify
 from feddkd.cli.run_options import RunOptions, with_options
 from feddkd.cli.start_runs import run_all
 from feddkd.errors import InputError, choices, unknown
@@ -29,12 +30,6 @@ paper_app = typer.Typer(
     help="The paper's tables beside our records; run what is missing.",
 )
 
-Papers = Annotated[
-    Path,
-    typer.Option(
-        "--papers", metavar="DIR", help="Folder of the paper: tables.toml, published.csv, results/."
-    ),
-]
 RunsDir = Annotated[
     Path,
     typer.Option(
@@ -48,6 +43,7 @@ TableOrFigure = Annotated[
     str, typer.Argument(metavar="NAME", help="A table or a figure; `feddkd paper list` shows them.")
 ]
 PAPERS, RUNS = Path("papers/feddkd"), Path("runs/paper")
+paper_app.command("verify")(paper_verify)
 
 
 @paper_app.command("list")
