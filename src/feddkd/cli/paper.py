@@ -17,7 +17,7 @@ from feddkd.papers.comparison import compare
 from feddkd.papers.definitions import Definition, Paper, read
 from feddkd.papers.drawing import draw_all, draw_figure, paper_curves
 from feddkd.papers.figures import Figure, figures, find, missing, place
-from feddkd.papers.report import page
+from feddkd.papers.report import pages
 from feddkd.papers.results import collect, recorded, strangers
 from feddkd.papers.status import Progress, progress
 from feddkd.papers.tables import FORMATS, as_json
@@ -133,23 +133,28 @@ def paper_figure(
 
 @paper_app.command("report")
 def paper_report(
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The page to write.")] = Path(
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The summary to write.")] = Path(
         "docs/reproduction.md"
     ),
     pictures: Annotated[
-        str, typer.Option(metavar="NAME", help="Folder for the pictures, next to the page.")
+        str, typer.Option(metavar="NAME", help="Folder for the pictures, next to the summary.")
     ] = "pictures",
     papers: Papers = PAPERS,
 ) -> None:
-    """Write the page of all tables and figures from the committed results: verdicts, missing runs,
-    and differences from the paper.
+    """Write a summary, and in a folder beside it a page for each table, from the committed results:
+    verdicts, missing runs, and differences from the paper.
     """
     paper = read(papers)
     runs = recorded(paper)
     (out.parent / pictures).mkdir(parents=True, exist_ok=True)
     drawn = draw_all(paper, runs, out.parent / pictures)
-    out.write_text(page(paper, runs, pictures), encoding="utf-8")
-    print(f"written to {out}, with {len(drawn)} pictures")
+    folder = out.with_suffix("")
+    written = pages(paper, runs, pictures, folder.name)
+    folder.mkdir(exist_ok=True)
+    for name, text in written.items():
+        path = folder / f"{name}.md" if name else out
+        path.write_text(text, encoding="utf-8")
+    print(f"written to {out} and {folder}: {len(written)} pages, {len(drawn)} pictures")
 
 
 @paper_app.command("run")
