@@ -67,19 +67,22 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Line:
-    """A method of a table: the calls that an experiment's method must have, and how many rounds of
-    it count.
+    """A method of a table: the calls that an experiment's method must have, or the name that the
+    experiment has in its file; and how many rounds of it count.
     """
 
-    method: str
+    method: str = ""
     rounds: int | None = None
+    name: str = ""
 
     @cached_property
     def calls(self) -> tuple[Call, ...]:
         return parse(self.method).calls
 
     def fits(self, experiment: Experiment) -> bool:
-        """Return True if an experiment's method has these calls with these options."""
+        """Return True if an experiment has the name, or the calls with these options."""
+        if self.name:
+            return experiment.name == self.name
         calls = experiment.parsed_method.calls
         return len(self.calls) == len(calls) and all(
             wanted.name == call.name and set(wanted.given) <= set(call.complete)

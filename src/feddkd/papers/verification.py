@@ -86,4 +86,4 @@ def _difference(new: Row, old: Row) -> float:
         for key in new.keys() & old.keys()
         if key.endswith(("test_accuracy", "validation_accuracy"))
     ]
-    return max(abs(new[key] - old[key]) for key in keys)
+    return max(float(abs(new[key] - old[key])) for key in keys)
