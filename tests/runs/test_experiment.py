@@ -388,5 +388,6 @@ def test_random_files_are_run_or_refused_in_words(tmp_path: Path, content: str) 
 
 def test_the_demo_is_an_experiment() -> None:
     path = Path(__file__).parents[2] / "examples" / "demo.toml"
-    sweep = tomllib.loads(path.read_text())["sweep"]
-    assert len(load(path)) == math.prod(len(values) for values in sweep.values())
+    table = tomllib.loads(path.read_text())
+    sizes = [len(table["variant"]), *(len(values) for values in table["sweep"].values())]
+    assert len(load(path)) == math.prod(sizes)

@@ -120,7 +120,10 @@ def _line(method: str, own: dict[str, Cell], spent: dict[str, float]) -> list[st
         *(f"{spent[key]:,.0f}" for key in ("communications", "steps")),
         f"{spent['operations'] / 1e9:,.4g}",
         f"{spent['bytes'] / 1e6:,.4g}",
-        *(_mean(own.get(key)) for key in ("accuracy", "final", "comm_to_target", "steps_to_target")),
+        *(
+            _mean(own.get(key))
+            for key in ("accuracy", "final", "comm_to_target", "steps_to_target")
+        ),
     ]
 
 
