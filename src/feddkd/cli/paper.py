@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from feddkd.cli.console import AsJson
-from feddkd.cli.paper_folders import Papers, paper_verify
+from feddkd.cli.paper_folders import Papers, paper_new, paper_verify
 from feddkd.cli.run_options import RunOptions, with_options
 from feddkd.cli.start_runs import run_all
 from feddkd.errors import InputError, choices, unknown
@@ -44,6 +44,7 @@ TableOrFigure = Annotated[
 ]
 PAPERS, RUNS = Path("papers/feddkd"), Path("runs/paper")
 paper_app.command("verify")(paper_verify)
+paper_app.command("new")(paper_new)
 
 
 @paper_app.command("list")

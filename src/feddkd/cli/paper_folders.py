@@ -10,6 +10,7 @@ from feddkd.cli.console import AsJson, DataDir
 from feddkd.errors import InputError
 from feddkd.papers.definitions import Paper, read
 from feddkd.papers.results import RecordedRun, recorded
+from feddkd.papers.skeleton import write_skeleton
 from feddkd.papers.verification import Verified, precision_of, some, verify
 
 Papers = Annotated[
@@ -84,3 +85,18 @@ def _as_json(found: Verified) -> dict[str, object]:
         "differs": list(found.differs),
         "holds": found.holds,
     }
+
+
+def paper_new(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the folder.")],
+    parent: Annotated[
+        Path, typer.Option("--in", metavar="DIR", help="The folder that it is made in.")
+    ] = Path("papers"),
+) -> None:
+    """Make the folder of a paper of your own: a small experiment, a table of it, and an empty list
+    of printed cells, for you to change.
+
+    The commands of `feddkd paper` read it with --papers.
+    """
+    folder = write_skeleton(name, parent)
+    print(f"written to {folder}; next: feddkd paper run first --papers {folder}")
