@@ -44,7 +44,7 @@ def found(name: str) -> Comparison:
     return compare(paper, name, recorded(paper))
 
 
-def tests(name: str) -> dict[str, tuple[Paired, float]]:
+def against(name: str) -> dict[str, tuple[Paired, float]]:
     """Return the tests of FedDKD against each control, with p corrected by Holm's method."""
     known = [(cell.place.method, test) for cell, test in found(name).tests if test.t_p is not None]
     chances = holm([test.t_p for _, test in known if test.t_p is not None])
@@ -56,7 +56,7 @@ def tests(name: str) -> dict[str, tuple[Paired, float]]:
 
 @pytest.mark.parametrize("name", ["demo", "dirichlet"])
 def test_on_the_digits_the_lead_is_that_of_averaging_more_often(name: str) -> None:
-    by_control = tests(name)
+    by_control = against(name)
     for control in ("equal rounds", "equal local steps", "equal compute", "shuffled teachers"):
         test, p = by_control[control]
         assert test.difference.mean > 0
