@@ -21,10 +21,11 @@ from feddkd.data.sources import formats
 from feddkd.data.sources.file_reading import Array, Pair, reads
 from feddkd.data.sources.registry import SOURCES, Source
 from feddkd.errors import InputError, choices, unknown
-from feddkd.spec.types import Bound, Count, Positive
+from feddkd.spec.types import Bound, Positive
 
 Side = Annotated[int, Bound(least=1, most=1024)]  # pixels; a larger number is a mistake
 Part = Annotated[float, Bound(above=0, below=1)]
+Classes = Annotated[int, Bound(least=1, most=10**6)]
 IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"}
 AS_IT_IS = "normalise(mean=0.0, std=1.0)"
 
@@ -59,7 +60,7 @@ def test_only(path: str) -> Source:
 
 
 @SOURCES.register
-def described(shape: str, classes: Count, scale: Positive = 1.0) -> Source:
+def described(shape: str, classes: Classes, scale: Positive = 1.0) -> Source:
     """No examples, only their shape (as in `1x28x28`), classes and scale: clients have them all.
 
     `scale` is the largest value of a pixel, which becomes 1: 255 for bytes.
