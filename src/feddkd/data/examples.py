@@ -2,8 +2,8 @@
 
 import functools
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,16 @@ import torch
 from torch import Tensor
 
 from feddkd.data.batches import Indices
+from feddkd.data.conversion import (
+    has_axes,
+    in_words,
+    is_data_set,
+    is_pair,
+    item_of,
+    stacked,
+    tree_of,
+)
+from feddkd.data.sequences import is_padded, of_one_length, targets_of_one_length
 from feddkd.errors import InputError
 from feddkd.trees import (
     Tree,
@@ -90,79 +100,32 @@ def examples(source: Any, class_labels: bool = True) -> Examples:
     """
     if isinstance(source, Examples):
         return _checked(source.x, source.y, source.domain, class_labels)
-    if _is_pair(source) and _holds_examples(source):
-        x, y = _tree(source[0], "the examples"), _tree(source[1], "the labels")
+    if is_pair(source) and _holds_examples(source):
+        x, y = tree_of(source[0], "the examples"), tree_of(source[1], "the labels")
         return _checked(x, y, None, class_labels)
-    if not hasattr(source, "__getitem__") or not hasattr(source, "__len__"):
+    if not is_data_set(source):
         raise InputError(
             "examples must be a pair (x, y) of tensors or arrays, or a map-style data set; not"
-            f" {type(source).__name__}"
+            f" {in_words(source)}"
         )
-    items = [_item(source[index], index) for index in range(len(source))]
-    for side, what in enumerate(("examples", "targets")):
-        kinds = {kind_in_words(map_tensors(lambda t: t[None], item[side])) for item in items}
-        if len(kinds) != 1:
-            raise InputError(
-                f"the {what} of a data set must all have one shape, not {len(kinds)} shapes"
-            )
-    x, y = map_tensors(lambda *tensors: torch.stack(tensors), *items)
+    x, y = stacked([item_of(source[index], index) for index in range(len(source))])
     return _checked(x, y, None, class_labels)
-
-
-def _is_pair(value: Any) -> bool:
-    return isinstance(value, tuple | list) and len(value) == 2
 
 
 def _holds_examples(source: Any) -> bool:
     """Return whether a pair holds arrays of examples: it is not a list of two examples."""
     if all(isinstance(part, Tensor | np.ndarray) for part in source):
         return True
-    return isinstance(source, tuple) and all(map(_has_axes, source))
+    return isinstance(source, tuple) and all(map(has_axes, source))
 
 
-def _has_axes(value: Any) -> bool:
-    """Return whether a value is a tree of arrays that have an axis for examples."""
-    if isinstance(value, Tensor | np.ndarray):
-        return value.ndim > 0
-    parts = value.values() if isinstance(value, Mapping) else value
-    return (
-        isinstance(value, Mapping | tuple | list) and len(value) > 0 and all(map(_has_axes, parts))
-    )
-
-
-def _item(item: Any, index: int) -> tuple[Tree, Tree]:
-    if not _is_pair(item):
-        raise InputError(f"item {index} of the data set is not a pair (example, label)")
-    x, y = item
-    if not isinstance(y, Tensor | Mapping) and not _has_axes(y):
-        y = np.asarray(y)
-    return _tree(x, f"the example of item {index}"), _tree(y, f"the label of item {index}")
-
-
-def _tree(value: Any, what: str) -> Tree:
-    """Return a value as a tree of tensors on the CPU."""
-    if isinstance(value, Mapping) and value:
-        return {str(key): _tree(part, f"{what}, {str(key)!r},") for key, part in value.items()}
-    if isinstance(value, tuple | list) and _has_axes(value):
-        return tuple(_tree(part, f"{what}, part {n},") for n, part in enumerate(value))
-    return _tensor(value, what)
-
-
-def _tensor(value: Any, what: str) -> Tensor:
-    """Return a value as a tensor on the CPU, of a type that torch knows.
-
-    Arrays are copied, because they may be read-only or in another byte order.
-    """
-    if isinstance(value, Tensor):
-        return value.detach().cpu()
-    if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf":
-        kind = type(value).__name__
-        if isinstance(value, np.ndarray):
-            kind = f"an array of {value.dtype}"
-        raise InputError(f"{what} must be a tensor or an array of numbers, not {kind}")
-    if value.dtype.itemsize > 8 or (value.dtype.kind == "u" and value.dtype.itemsize > 1):
-        value = value.astype(np.float64 if value.dtype.kind == "f" else np.int64)
-    return torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("="), order="C"))
+def alike(parts: Sequence[Examples]) -> list[Examples]:
+    """Return parts of a data set in one form: padded sequences get one length and a mask."""
+    if not any(is_padded(part.x) for part in parts):
+        return list(parts)
+    xs = of_one_length([part.x for part in parts])
+    ys = targets_of_one_length([part.y for part in parts])
+    return [replace(part, x=x, y=y) for part, x, y in zip(parts, xs, ys, strict=True)]
 
 
 def _checked(x: Tree, y: Tree, domain: Tensor | None, class_labels: bool) -> Examples:
@@ -267,7 +230,7 @@ def from_arrays(
     the targets are no class labels; `labels` then names the values that they take, if they are
     classes of pixels or tokens.
     """
-    train, test = examples(train, class_labels), examples(test, class_labels)
+    train, test = alike([examples(train, class_labels), examples(test, class_labels)])
     for what, one, other in (("examples", train.x, test.x), ("targets", train.y, test.y)):
         if kind_of(one) != kind_of(other):
             raise InputError(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from feddkd.data.batches import Indices, Source
-from feddkd.data.examples import Data, Examples
+from feddkd.data.examples import Data, Examples, alike
 from feddkd.data.index_lists import IndexLists
 from feddkd.data.partitions.changes import Change, Part, apply_changes
 from feddkd.data.partitions.clusters import with_domains
@@ -354,7 +354,7 @@ def assemble(
     """Return the federation of examples that are already divided among clients."""
     if not clients:
         raise InputError("there must be at least one client")
-    parts = [*clients, test, *(part for part in (validation, public) if part is not None)]
+    parts = alike([*clients, test, *(part for part in (validation, public) if part is not None)])
     _check_alike(parts)
     ends = np.cumsum([len(part) for part in parts])
     ranges = [np.arange(end - len(part), end) for part, end in zip(parts, ends, strict=True)]
