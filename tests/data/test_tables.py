@@ -207,10 +207,10 @@ def test_a_table_in_a_file_is_the_table_in_memory(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_no_table_is_named(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("x")
+    (tmp_path / "a.doc").write_text("x")
     (tmp_path / "b.csv").write_text("x,y\n1,2\n3\n")
-    with pytest.raises(InputError, match=r"\.parquet.*a\.txt"):
-        SOURCES.one("table(path='a.txt', y='y')").load(tmp_path)
+    with pytest.raises(InputError, match=r"\.parquet.*a\.doc"):
+        SOURCES.one("table(path='a.doc', y='y')").load(tmp_path)
     with pytest.raises(InputError, match=r"b\.csv, row 3"):
         SOURCES.one("table(path='b.csv', y='y')").load(tmp_path)
 

@@ -28,6 +28,7 @@ class _Read(NamedTuple):
     class_labels: bool
     rows: Indices  # the row of the table that each example is from
     note: str = ""
+    matrix: bool = False  # the inputs are columns of numbers
 
 
 def from_table(
@@ -72,7 +73,7 @@ def from_table(
     else:
         tested = np.flatnonzero(read.rows >= sizes[0])
         trained = np.flatnonzero(read.rows < sizes[0])
-    inputs = _standardised(read.x, trained) if standardise and _is_matrix(read.x) else read.x
+    inputs = _standardised(read.x, trained) if standardise and read.matrix else read.x
 
     def part(rows: Indices) -> Examples:
         at = torch.from_numpy(rows)
@@ -153,7 +154,8 @@ def _read(
     goal, labels, class_labels = _targets([_joined(tables, name) for name in goals], targets)
     every = np.arange(len(columns[0].values)) if columns else np.arange(0)
     if text is None:
-        return _Read(_inputs(columns), goal, labels, class_labels, every)
+        matrix = all(column.numeric for column in columns)
+        return _Read(_inputs(columns), goal, labels, class_labels, every, matrix=matrix)
     characters = vocabulary(text)
     note = f"characters: padding and {''.join(characters)!r}"
     return _Read(encoded(text, characters, length), goal, labels, class_labels, every, note)
@@ -217,10 +219,6 @@ def _owners(tables: Sequence[Any], owner: str | None) -> tuple[Indices, tuple[st
 def _groups(read: _Read, domain: Indices) -> Indices:
     """Return one number for the class and the owner of each example."""
     return domain * len(read.labels) + read.y.numpy() if read.class_labels else domain
-
-
-def _is_matrix(x: Tree) -> bool:
-    return isinstance(x, torch.Tensor) and x.ndim == 2 and x.is_floating_point()
 
 
 def _standardised(x: torch.Tensor, trained: Indices) -> torch.Tensor:

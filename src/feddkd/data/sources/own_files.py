@@ -1,4 +1,4 @@
-"""A user's own data, from files: arrays, a table, or a folder of images.
+"""A user's own data, from files: arrays or a table.
 
 Data without a test set are divided once, class by class, by a fixed key: the division is the same
 for every experiment and seed.
@@ -19,12 +19,10 @@ from feddkd.data.sources import formats
 from feddkd.data.sources.file_reading import Array, Pair, reads
 from feddkd.data.sources.registry import SOURCES, Source
 from feddkd.data.tables import numbered, split_rows
-from feddkd.errors import InputError, choices, unknown
+from feddkd.errors import InputError, unknown
 from feddkd.spec.types import Bound, Count, Positive
 
-Side = Annotated[int, Bound(least=1, most=1024)]  # pixels; a larger number is a mistake
 Part = Annotated[float, Bound(above=0, below=1)]
-IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"}
 AS_IT_IS = "normalise(mean=0.0, std=1.0)"
 
 
@@ -112,33 +110,6 @@ def csv(path: str, label: str = "label", domain: str | None = None, test: Part =
     return Source(load, (path,), "your own table", AS_IT_IS, summary)
 
 
-@SOURCES.register
-def folder(path: str, side: Side = 32, colour: bool = True, test: Part = 0.2) -> Source:
-    """Your own images: a folder with a folder of images for each class.
-
-    The folders of the classes may also be in train/ and test/. Without train/ and test/, a share
-    `test` of every class is the test set. Images are resized to `side` x `side` pixels, in colour
-    or grey.
-    """
-
-    def load(root: Path | None) -> Data:
-        base = find_path(root, path)
-        if all((base / part).is_dir() for part in ("train", "test")):
-            parts = [_pictures(base / part, side, colour) for part in ("train", "test")]
-            y, labels = numbered([*parts[0][1], *parts[1][1]])
-            x = np.concatenate([x for x, _ in parts])
-            trained, tested = np.split(np.arange(len(y)), [len(parts[0][1])])
-        else:
-            x, words = _pictures(base, side, colour)
-            y, labels = numbered(words)
-            tested, trained = split_rows(y, test)
-        train = x[trained], y[trained]
-        return from_arrays(train, (x[tested], y[tested]), name=base.resolve().name, labels=labels)
-
-    summary = "your own images: a folder with a folder for each class"
-    return Source(load, (path,), "your own images", "normalise(mean=0.5, std=0.5)", summary)
-
-
 def find_path(root: Path | None, path: str) -> Path:
     """Return the path inside the data folder if it exists there, else the path itself."""
     inside = (root or Path()) / path
@@ -197,27 +168,3 @@ def _number(path: Path, line: int, name: str, text: str) -> float:
     if not math.isfinite(value):
         raise InputError(f"{path}, line {line}, column {name!r}: {text!r} is not a number")
     return value
-
-
-@reads("a folder of images, one folder for each class")
-def _pictures(path: Path, side: int, colour: bool) -> tuple[Array, list[str]]:
-    files = sorted(file for file in path.glob("*/*") if file.suffix.lower() in IMAGES)
-    if not files:
-        raise InputError(
-            f"{path} has no folders with images; each class must be a folder, and the names of"
-            f" images must end in one of {choices(IMAGES)}"
-        )
-    images = np.stack([picture(file, side, colour) for file in files])
-    return images, [file.parent.name for file in files]
-
-
-@reads("an image")
-def picture(path: Path, side: int, colour: bool) -> Array:
-    """Return an image, resized to a square, as (channels, side, side)."""
-    from PIL import Image
-
-    with Image.open(path) as image:
-        pixels = np.asarray(
-            image.convert("RGB" if colour else "L").resize((side, side), Image.Resampling.BILINEAR)
-        )
-    return pixels.reshape(side, side, -1).transpose(2, 0, 1)

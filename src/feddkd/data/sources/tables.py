@@ -3,7 +3,7 @@
 import csv
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from feddkd.data.examples import Data
 from feddkd.data.sources.client_files import (
@@ -13,13 +13,11 @@ from feddkd.data.sources.client_files import (
     leaf_files,
 )
 from feddkd.data.sources.file_reading import reads
-from feddkd.data.sources.own_files import find_path
+from feddkd.data.sources.own_files import Part, find_path
 from feddkd.data.sources.registry import SOURCES, Source
 from feddkd.data.tables import Targets, from_table
 from feddkd.errors import InputError
-from feddkd.spec.types import Bound, Count, Names
-
-Part = Annotated[float, Bound(above=0, below=1)]
+from feddkd.spec.types import Count, Names
 
 
 @SOURCES.register
@@ -38,10 +36,10 @@ def table(
 
     The formats: .csv, .parquet, .arrow; a folder that Hugging Face's `datasets` saved; LEAF's
     .json, or its folder with train/ and test/ (columns x, y, user); FedJAX's .sqlite (the owner is
-    client_id). `x` and `y` name columns, with commas between them; `owner` is the column that says
-    to whom a row belongs, for partition = "owners()". The test set is the table `test_path`, the
-    part "test" of a folder, or a share `test` of every class and owner. The rest is as in
-    `feddkd.from_table`.
+    client_id); lines of text in a .txt, or in a folder of them (columns text, file). `x` and `y`
+    name columns, with commas between them; `owner` is the column that says to whom a row belongs,
+    for partition = "owners()". The test set is the table `test_path`, the part "test" of a folder,
+    or a share `test` of every class and owner. The rest is as in `feddkd.from_table`.
     """
 
     def load(root: Path | None) -> Data:
@@ -73,6 +71,8 @@ def read_parts(path: Path) -> dict[str, Any]:
     """Return the tables in a file or folder: "train", and "test" if it is divided."""
     if is_leaf_folder(path):
         return {part: leaf_files(path / part) for part in ("train", "test")}
+    if path.is_dir() and any(path.glob("*.txt")):
+        return {"train": _texts(path)}
     if path.is_dir():
         saved = _saved(path)
         return dict(saved) if "train" in getattr(saved, "keys", dict)() else {"train": saved}
@@ -106,6 +106,22 @@ def _csv(path: Path) -> dict[str, Any]:
             )
     cells = zip(*rows, strict=True)
     return {name: _cells(column) for name, column in zip(names, cells, strict=True)}
+
+
+@reads("lines of text")
+def _lines(path: Path) -> dict[str, Any]:
+    lines = path.read_text(encoding="utf-8-sig").splitlines()
+    return {"text": [line for line in lines if line.strip()]}
+
+
+def _texts(folder: Path) -> dict[str, Any]:
+    """Return the lines of all texts in a folder, with the names of their files."""
+    table: dict[str, Any] = {"text": [], "file": []}
+    for path in sorted(folder.glob("*.txt")):
+        lines = _lines(path)["text"]
+        table["text"] += lines
+        table["file"] += [path.stem] * len(lines)
+    return table
 
 
 def _cells(texts: tuple[str, ...]) -> list[Any]:
@@ -146,4 +162,5 @@ READERS: dict[str, Callable[[Path], Any]] = {
     ".feather": _arrow,
     ".json": leaf_file,
     ".sqlite": fedjax_file,
+    ".txt": _lines,
 }
