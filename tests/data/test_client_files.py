@@ -183,9 +183,7 @@ def test_leafs_femnist_has_images_and_62_names(tmp_path: Path) -> None:
     assert (data.labels[61], data.labels[10], data.classes) == ("z", "A", 62)
 
 
-def test_ag_news_has_characters_and_topics(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ag_news_has_characters_and_topics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = '"3","Shares rise","Oil, too."\n"1","Talks","go on"\n'
     for name, times in (("train", 60_000), ("test", 3_800)):
         (tmp_path / f"{name}.csv").write_text(lines * times)

@@ -20,7 +20,17 @@ from feddkd.data.sources import SOURCES
 from feddkd.errors import InputError
 from feddkd.randomness import generator
 
-FILED = ["emnist", "mnist", "cifar10", "cifar100", "svhn", "usps", "mnist_m"]
+FILED = [
+    "ag_news",
+    "emnist",
+    "fashion_mnist",
+    "mnist",
+    "cifar10",
+    "cifar100",
+    "svhn",
+    "usps",
+    "mnist_m",
+]
 RNG = generator(("test",))
 X, Y = (
     torch.from_numpy(RNG.integers(0, 256, (8, 1, 4, 4), np.uint8)),
