@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from feddkd.api.run import run as run
     from feddkd.api.simulate import simulate as simulate
     from feddkd.data.tables import from_table as from_table
+    from feddkd.data.versions import redrawn as redrawn
     from feddkd.errors import ClientError as ClientError
     from feddkd.errors import DivergedError as DivergedError
     from feddkd.errors import InputError as InputError
@@ -77,7 +78,7 @@ __all__ = [
     "feddistill_plus", "feddyn", "feded", "fedexp", "fedgamma", "fedgen", "fedgkd", "fedlesam",
     "fedma", "fedmax", "fednova", "fedntd", "fedprox", "fedsam", "fedsmoo", "fedspeed", "fedyogi",
     "from_table", "functional", "load", "local_bn", "local_only", "mofedsam", "moon", "parse",
-    "private", "run", "scaffold", "server_adagrad", "server_adam", "server_momentum",
+    "private", "redrawn", "run", "scaffold", "server_adagrad", "server_adam", "server_momentum",
     "server_optimiser", "server_yogi", "simulate",
 ]  # fmt: skip
 # module -> the names that it has
@@ -88,6 +89,7 @@ _PLACES = {
     "feddkd.api.run": ["run"],
     "feddkd.api.simulate": ["simulate"],
     "feddkd.data.tables": ["from_table"],
+    "feddkd.data.versions": ["redrawn"],
     "feddkd.errors": ["ClientError", "DivergedError", "InputError", "NobodyAnsweredError"],
     "feddkd.experiment": ["Experiment"],
     "feddkd.models.functional": ["functional"],

@@ -12,6 +12,7 @@ from feddkd.data.federation import Federation, assemble
 from feddkd.data.partitions.registry import find_partition
 from feddkd.data.sources.python_source import find_source
 from feddkd.data.transforms import transform
+from feddkd.data.versions import with_versions
 from feddkd.errors import InputError
 from feddkd.experiment.description import Fraction
 from feddkd.spec.types import Count, Whole, checked
@@ -75,12 +76,17 @@ def gathered(clients: Any, test: Any, validation: Any, public: Any, task: Task) 
     if test is None:
         raise InputError("test is missing: give the examples of the test set, as in test=(x, y)")
     read = partial(_examples, class_labels="labels" in task.offers)
+    parts = [read(client, f"client {k}") for k, client in enumerate(clients)]
+    others = {"test": test, "validation": validation, "public": public}
+    given = {name: part for name, part in others.items() if part is not None}
+    parts, steps = with_versions([*parts, *(read(part, name) for name, part in given.items())])
+    rest = dict(zip(given, parts[len(clients) :], strict=True))
     return assemble(
-        [read(client, f"client {k}") for k, client in enumerate(clients)],
-        read(test, "test"),
-        None if validation is None else read(validation, "validation"),
-        transform(""),
-        None if public is None else read(public, "public"),
+        parts[: len(clients)],
+        rest["test"],
+        rest.get("validation"),
+        transform(steps),
+        rest.get("public"),
     )
 
 

@@ -45,6 +45,7 @@ class Examples:
     x: Tree
     y: Tree  # class labels: (N,), int64. Other targets: int64 or floating point, of any shape
     domain: Tensor | None = None  # (N,), int64
+    versions: int = 0  # of each example, along the second axis of x; 0: it has no such axis
 
     def __len__(self) -> int:
         return len(first_tensor(self.y))
@@ -99,7 +100,8 @@ def examples(source: Any, class_labels: bool = True) -> Examples:
     class_labels=False whatever the task takes.
     """
     if isinstance(source, Examples):
-        return _checked(source.x, source.y, source.domain, class_labels)
+        read = _checked(source.x, source.y, source.domain, class_labels)
+        return replace(read, versions=source.versions)
     if is_pair(source) and _holds_examples(source):
         x, y = tree_of(source[0], "the examples"), tree_of(source[1], "the labels")
         return _checked(x, y, None, class_labels)
