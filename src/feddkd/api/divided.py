@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from feddkd.data import federation
-from feddkd.data.conversion import in_words, is_pair
-from feddkd.data.examples import Data, Examples, examples
+from feddkd.data.conversion import has_axes, in_words, is_data_set, is_pair
+from feddkd.data.examples import Data, Examples, examples, from_arrays
 from feddkd.data.federation import Federation, assemble
 from feddkd.data.partitions.registry import find_partition
 from feddkd.data.sources.python_source import find_source
@@ -20,7 +20,7 @@ from feddkd.tasks.task import Task
 
 
 def divide(
-    data: Data | str,
+    data: Any,
     partition: str = "iid()",
     clients: int = 10,
     *,
@@ -33,7 +33,9 @@ def divide(
     """Return data divided among clients by a partition, for `simulate(clients=...)`.
 
     Args:
-        data: Data, as `feddkd.from_table` returns them, or a data source's text, as in "digits".
+        data: A pair (train, test) of examples as `simulate` takes them, such as ((x, y), (x, y)) or
+            two torch data sets; or what `feddkd.from_table` returns; or a data source's text, as in
+            "digits".
         partition: How the examples are divided, as in "dirichlet(alpha=0.1)" or "owners()".
         clients: The number of clients.
         validation: The share of the training examples that choose the best round.
@@ -47,8 +49,13 @@ def divide(
     if isinstance(data, str):
         source = find_source(data)
         data, steps = source.load(None if folder is None else Path(folder)), source.transform
+    elif is_pair(data):
+        data = from_arrays(data[0], data[1])
     if not isinstance(data, Data):
-        raise InputError(f"data must be Data or the text of a data source, not {in_words(data)}")
+        raise InputError(
+            "data must be a pair (train, test), Data, or the text of a source; not"
+            f" {in_words(data)}"
+        )
     divided, _ = federation.divide(
         data,
         find_partition(checked(partition, str, "partition")),
@@ -63,30 +70,35 @@ def divide(
     return divided
 
 
-def gathered(clients: Any, test: Any, validation: Any, public: Any, task: Task) -> Federation:
+def gathered(
+    clients: Any, test: Any, client_tests: Any, validation: Any, public: Any, task: Task
+) -> Federation:
     """Return the federation of what a user passes to `simulate`."""
     if isinstance(clients, Federation):
-        if any(given is not None for given in (test, validation, public)):
+        if any(given is not None for given in (test, client_tests, validation, public)):
             raise InputError(
                 "clients from feddkd.divide have their test, validation and public examples: leave"
                 " test, validation and public out"
             )
         return clients
     _check_clients(clients)
-    if test is None:
-        raise InputError("test is missing: give the examples of the test set, as in test=(x, y)")
+    own = [] if client_tests is None else list(client_tests)
+    _check_tests(test, own, len(clients), task)
     read = partial(_examples, class_labels="labels" in task.offers)
     parts = [read(client, f"client {k}") for k, client in enumerate(clients)]
+    parts += [read(part, f"client_tests, client {k}") for k, part in enumerate(own)]
     others = {"test": test, "validation": validation, "public": public}
     given = {name: part for name, part in others.items() if part is not None}
     parts, steps = with_versions([*parts, *(read(part, name) for name, part in given.items())])
-    rest = dict(zip(given, parts[len(clients) :], strict=True))
+    ends = len(clients), len(clients) + len(own)
+    rest = dict(zip(given, parts[ends[1] :], strict=True))
     return assemble(
-        parts[: len(clients)],
-        rest["test"],
+        parts[: ends[0]],
+        rest.get("test"),
         rest.get("validation"),
         transform(steps),
         rest.get("public"),
+        parts[ends[0] : ends[1]],
     )
 
 
@@ -99,7 +111,13 @@ def _check_clients(clients: Any) -> None:
             "clients must be a list with the examples of each client, not a"
             f" {type(clients).__name__}: give list(clients.values())"
         )
-    if not isinstance(clients, Sequence) or isinstance(clients, str):
+    undivided = is_data_set(clients) and not isinstance(clients, Sequence)
+    if isinstance(clients, int | str) or undivided:
+        raise InputError(
+            f"clients must be a list with the examples of each client, not {in_words(clients)};"
+            " feddkd.divide((train, test), 'iid()', clients=10) divides a data set"
+        )
+    if not isinstance(clients, Sequence):
         raise InputError(
             f"clients must be a list with the examples of each client, not {in_words(clients)}"
         )
@@ -107,6 +125,19 @@ def _check_clients(clients: Any) -> None:
         raise InputError(
             "clients must be a list with the examples of each client, as in [(x0, y0), (x1, y1)];"
             " this is one pair (x, y)"
+        )
+
+
+def _check_tests(test: Any, own: Sequence[Any], clients: int, task: Task) -> None:
+    """Raise InputError if there are no tests, or if tests of clients are at a wrong place."""
+    if own and len(own) != clients:
+        raise InputError(f"client_tests has {len(own)} parts, and there are {clients} clients")
+    if test is None and not own:
+        raise InputError("test is missing: give the examples of the test set, as in test=(x, y)")
+    by_client = isinstance(test, list) and len(test) == clients and all(map(is_pair, test))
+    if by_client and "labels" in task.offers and all(has_axes(y) for _, y in test):
+        raise InputError(
+            "test is one pair (x, y); client_tests takes a list with one for each client"
         )
 
 

@@ -37,6 +37,7 @@ def simulate(
     model: nn.Module | Model | Callable[[], nn.Module | Model],
     clients: Sequence[Any] | Federation,
     test: Any = None,
+    client_tests: Sequence[Any] | None = None,
     method: str | Method,
     validation: Any = None,
     public: Any = None,
@@ -68,7 +69,9 @@ def simulate(
         clients: The examples of each client: pairs (x, y) of tensors or arrays, or torch data sets;
             x as the network takes it. Or what `feddkd.divide` returns; then `test`, `validation`
             and `public` are left out.
-        test: The examples of the test set.
+        test: The examples of the test set. With `client_tests` it may be left out.
+        client_tests: The test examples of each client, a list as long as `clients`. A client's
+            model is then tested on its own examples.
         method: A method or its text, as in "fedavg(epochs=5) | dkd()".
         validation: Examples that choose the best round.
         public: Examples that the server has and may send to clients, for methods that need them.
@@ -111,7 +114,7 @@ def simulate(
     if out is not None and not isinstance(out, str | Path):
         raise InputError(f"out must be the path of a folder, not {type(out).__name__}")
     learned = find_task(task)
-    federation = gathered(clients, test, validation, public, learned)
+    federation = gathered(clients, test, client_tests, validation, public, learned)
     warn_of_one_client(cohort, len(federation.train))
     chosen, seed = _method(method), checked(seed, Whole, "seed")
     network = _network(model, seed)

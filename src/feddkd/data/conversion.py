@@ -40,7 +40,10 @@ def in_words(value: Any) -> str:
     if kind == "DataLoader":
         return f"{kind}: give its data set, loader.dataset; batches are made here"
     if isinstance(value, Mapping):
-        return f"{kind} with the keys {', '.join(map(repr, list(value)[:5]))}"
+        keys = ", ".join(map(repr, list(value)[:5]))
+        return f"{kind} with the keys {keys}: give the pair (x, y); x may be a dict of tensors"
+    if isinstance(value, tuple):
+        return f"a tuple of {len(value)}"
     return kind
 
 
@@ -58,7 +61,7 @@ def item_of(item: Any, index: int) -> tuple[Tree, Tree]:
     """Return an item of a data set as a pair of trees."""
     if not is_pair(item):
         raise InputError(
-            f"item {index} of the data set is not a pair (example, label); it is {in_words(item)}"
+            f"item {index} of the data set is not a pair (example, label) but {in_words(item)}"
         )
     x, y = item
     if not isinstance(y, Tensor | Mapping) and not has_axes(y):
@@ -105,6 +108,9 @@ def tensor_of(value: Any, what: str) -> Tensor:
     becomes bytes of shape (channels, height, width).
     """
     if isinstance(value, Tensor):
+        if value.is_meta or value.layout != torch.strided:
+            kind = "on the meta device" if value.is_meta else f"of layout {value.layout}"
+            raise InputError(f"{what} must be a dense tensor with numbers; it is {kind}")
         return value.detach().cpu()
     if hasattr(value, "getbands"):
         pixels = np.atleast_3d(np.asarray(value))

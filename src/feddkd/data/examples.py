@@ -105,6 +105,7 @@ def examples(source: Any, class_labels: bool = True) -> Examples:
     if is_pair(source) and _holds_examples(source):
         x, y = tree_of(source[0], "the examples"), tree_of(source[1], "the labels")
         return _checked(x, y, None, class_labels)
+    _check_pair(source)
     if not is_data_set(source):
         raise InputError(
             "examples must be a pair (x, y) of tensors or arrays, or a map-style data set; not"
@@ -112,6 +113,21 @@ def examples(source: Any, class_labels: bool = True) -> Examples:
         )
     x, y = stacked([item_of(source[index], index) for index in range(len(source))])
     return _checked(x, y, None, class_labels)
+
+
+def _check_pair(source: Any) -> None:
+    """Raise InputError, which says how to pass them, if examples are near a pair (x, y)."""
+    if isinstance(source, Tensor | np.ndarray):
+        raise InputError("labels are missing: give a pair (x, y), and not one tensor or array")
+    if not isinstance(source, tuple) or not source or is_pair(source[0]):
+        return
+    if len(source) != 2:
+        raise InputError(f"examples are a pair (x, y), and this is a tuple of {len(source)}")
+    kinds = " and ".join(type(part).__name__ for part in source)
+    raise InputError(
+        f"the pair (x, y) must be of tensors or arrays, not {kinds}: give"
+        " (numpy.array(x), numpy.array(y))"
+    )
 
 
 def _holds_examples(source: Any) -> bool:
@@ -197,8 +213,10 @@ def _check_numbers(name: str, tensor: Tensor, count: int) -> None:
 
 def _check_whole(name: str, values: Tensor, count: int) -> None:
     if values.shape != (count,):
+        one_hot = values.ndim == 2 and len(values) == count and bool((values.sum(1) == 1).all())
+        hint = "; one-hot rows become labels by y.argmax(1)" if one_hot else ""
         raise InputError(
-            f"{count} examples need {name} of shape ({count},), not {tuple(values.shape)}"
+            f"{count} examples need {name} of shape ({count},), not {tuple(values.shape)}{hint}"
         )
     if (
         values.dtype == torch.bool
