@@ -50,7 +50,7 @@ def divide(
         source = find_source(data)
         data, steps = source.load(None if folder is None else Path(folder)), source.transform
     elif is_pair(data):
-        data = from_arrays(data[0], data[1])
+        data = from_arrays(data[0], data[1], class_labels=None)
     if not isinstance(data, Data):
         raise InputError(
             "data must be a pair (train, test), Data, or the text of a source; not"

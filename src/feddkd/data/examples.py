@@ -92,12 +92,13 @@ class Data:
         return digest.hexdigest()
 
 
-def examples(source: Any, class_labels: bool = True) -> Examples:
+def examples(source: Any, class_labels: bool | None = True) -> Examples:
     """Return a user's examples, checked.
 
     They are given as a pair (x, y), or as a map-style data set whose items are such pairs. x is a
     tensor or an array, or a tuple or a dict of them; y is one of class labels, or with
-    class_labels=False whatever the task takes.
+    class_labels=False whatever the task takes. With None y decides: one whole number for each
+    example, not negative, is a class label.
     """
     if isinstance(source, Examples):
         read = _checked(source.x, source.y, source.domain, class_labels)
@@ -119,7 +120,10 @@ def _check_pair(source: Any) -> None:
     """Raise InputError, which says how to pass them, if examples are near a pair (x, y)."""
     if isinstance(source, Tensor | np.ndarray):
         raise InputError("labels are missing: give a pair (x, y), and not one tensor or array")
-    if not isinstance(source, tuple) or not source or is_pair(source[0]):
+    if not isinstance(source, tuple) or not source:
+        return
+    numbers = is_pair(source) and all(isinstance(part, int | float | str) for part in source[1])
+    if is_pair(source[0]) and not numbers:  # a data set of pairs
         return
     if len(source) != 2:
         raise InputError(f"examples are a pair (x, y), and this is a tuple of {len(source)}")
@@ -146,7 +150,15 @@ def alike(parts: Sequence[Examples]) -> list[Examples]:
     return [replace(part, x=x, y=y) for part, x, y in zip(parts, xs, ys, strict=True)]
 
 
-def _checked(x: Tree, y: Tree, domain: Tensor | None, class_labels: bool) -> Examples:
+def _are_labels(y: Tree) -> bool:
+    """Return whether targets can be class labels: one whole number for each example."""
+    if not isinstance(y, Tensor) or y.ndim != 1 or y.dtype == torch.bool or not len(y):
+        return False
+    return bool(((y >= 0) & (y < MOST_CLASSES) & (y == y.floor())).all())
+
+
+def _checked(x: Tree, y: Tree, domain: Tensor | None, class_labels: bool | None) -> Examples:
+    class_labels = _are_labels(y) if class_labels is None else class_labels
     if isinstance(x, Tensor):
         _check_one_input(x)
     count = len(first_tensor(x))
@@ -242,15 +254,17 @@ def from_arrays(
     scale: float | None = None,
     domains: Sequence[str] = (),
     note: str = "",
-    class_labels: bool = True,
+    class_labels: bool | None = True,
 ) -> Data:
     """Return a user's data; `train` and `test` are given in any form that `examples` takes.
 
     If `scale` is not given, it is 255 for bytes and 1 for other numbers. With class_labels=False
     the targets are no class labels; `labels` then names the values that they take, if they are
-    classes of pixels or tokens.
+    classes of pixels or tokens. With None the targets decide, as in `examples`.
     """
     train, test = alike([examples(train, class_labels), examples(test, class_labels)])
+    if class_labels is None:
+        class_labels = _are_labels(train.y) and _are_labels(test.y)
     for what, one, other in (("examples", train.x, test.x), ("targets", train.y, test.y)):
         if kind_of(one) != kind_of(other):
             raise InputError(

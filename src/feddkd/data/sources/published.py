@@ -13,6 +13,7 @@ import numpy as np
 
 from feddkd.data.examples import Data, from_arrays
 from feddkd.data.sources import formats
+from feddkd.data.sources.downloads import DOWNLOADS
 from feddkd.data.sources.file_reading import Pair, SourceFiles
 from feddkd.data.sources.mnist_m import mnist_m as read_mnist_m
 from feddkd.data.sources.registry import DIGITS, SOURCES
@@ -57,12 +58,14 @@ def from_files(
 ) -> Source:
     """Return a source that reads files. Every error about them says where to get them."""
 
+    command = f"; `feddkd data get {name} --data DIR` downloads them" if name in DOWNLOADS else ""
+
     def load(root: Path | None) -> Data:
         if root is None or not root.is_dir():
             problem = "no data folder is given" if root is None else f"there is no folder {root}"
             raise InputError(
                 f"data source {name!r}: {problem}; give it with --data DIR or FEDDKD_DATA; it must"
-                f" contain {folders[0]}/ with {', '.join(files)}, from {origin}"
+                f" contain {folders[0]}/ with {', '.join(files)}, from {origin}{command}"
             )
         try:
             return read(SourceFiles(root, folders))
