@@ -91,7 +91,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Column:
+class PaperColumn:
     """A column of a table: a file of experiments, and the keys that select some of them."""
 
     file: str
@@ -110,7 +110,7 @@ class Definition:
     title: str
     lead: str
     tested: tuple[str, ...]
-    settings: Mapping[str, Column]
+    settings: Mapping[str, PaperColumn]
     methods: Mapping[str, Line]
     quantities: Mapping[str, Quantity]
     note: str = ""
@@ -216,7 +216,7 @@ def _definition(name: str, table: Mapping[str, Any]) -> Definition:
     parts = {
         "tested": tuple(table["tested"]),
         "beside": tuple(table.get("beside", ())),
-        "settings": {key: Column(**value) for key, value in table["settings"].items()},
+        "settings": {key: PaperColumn(**value) for key, value in table["settings"].items()},
         "methods": {key: Line(**value) for key, value in table["methods"].items()},
         "quantities": {key: Quantity(**value) for key, value in table["quantities"].items()},
     }
