@@ -20,9 +20,10 @@ from feddkd.data.sources.file_reading import Array, Pair, reads
 from feddkd.data.sources.registry import SOURCES, Source
 from feddkd.data.tables import numbered, split_rows
 from feddkd.errors import InputError, unknown
-from feddkd.spec.types import Bound, Count, Positive
+from feddkd.spec.types import Bound, Positive
 
 Part = Annotated[float, Bound(above=0, below=1)]
+Classes = Annotated[int, Bound(least=1, most=10**6)]
 AS_IT_IS = "normalise(mean=0.0, std=1.0)"
 
 
@@ -56,7 +57,7 @@ def test_only(path: str) -> Source:
 
 
 @SOURCES.register
-def described(shape: str, classes: Count, scale: Positive = 1.0) -> Source:
+def described(shape: str, classes: Classes, scale: Positive = 1.0) -> Source:
     """No examples, only their shape (as in `1x28x28`), classes and scale: clients have them all.
 
     `scale` is the largest value of a pixel, which becomes 1: 255 for bytes.
