@@ -6,6 +6,9 @@ Import them from here: the other modules of the package are internal and may mov
 from feddkd.data.examples import Data as Data
 from feddkd.data.examples import Examples as Examples
 from feddkd.data.examples import from_arrays as from_arrays
+from feddkd.data.partitions.changes import CHANGES as CHANGES
+from feddkd.data.partitions.changes import Change as Change
+from feddkd.data.partitions.changes import Place as Place
 from feddkd.data.partitions.registry import PARTITIONS as PARTITIONS
 from feddkd.data.partitions.registry import Partition as Partition
 from feddkd.data.partitions.registry import Table as Table
