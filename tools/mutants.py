@@ -242,7 +242,7 @@ MUTANTS = [
     Mutant("seeds with other frozen weights go together", "models/functional.py",
            "return ours.keys() == theirs.keys() and all(", "return True or all(", KINDS),
     Mutant("names kept at home are sent", "method/method.py",
-           "kinds.union(*(_matching(pattern, model) for pattern in self.private_patterns))", "kinds", KINDS),
+           "kinds | matching(self.private_patterns, model)", "kinds", KINDS),
     Mutant("personal models are validated on the data of all clients", "data/federation.py",
            '"validation": (self.validation, self.own_validation)', '"validation": (self.validation, None)', KINDS),
     Mutant("a file of initial weights may be another", "models/weight_files.py",

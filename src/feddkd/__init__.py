@@ -21,15 +21,18 @@ if TYPE_CHECKING:
     from feddkd.errors import NobodyAnsweredError as NobodyAnsweredError
     from feddkd.experiment import Experiment as Experiment
     from feddkd.methods import METHODS as METHODS
+    from feddkd.methods import apfl as apfl
     from feddkd.methods import astraea as astraea
     from feddkd.methods import centralised as centralised
     from feddkd.methods import data_sharing as data_sharing
+    from feddkd.methods import ditto as ditto
     from feddkd.methods import dkd as dkd
     from feddkd.methods import fedacg as fedacg
     from feddkd.methods import fedadagrad as fedadagrad
     from feddkd.methods import fedadam as fedadam
     from feddkd.methods import fedavg as fedavg
     from feddkd.methods import fedavgm as fedavgm
+    from feddkd.methods import fedbabu as fedbabu
     from feddkd.methods import fedbn as fedbn
     from feddkd.methods import fedcm as fedcm
     from feddkd.methods import feddf as feddf
@@ -46,16 +49,22 @@ if TYPE_CHECKING:
     from feddkd.methods import fedmax as fedmax
     from feddkd.methods import fednova as fednova
     from feddkd.methods import fedntd as fedntd
+    from feddkd.methods import fedper as fedper
     from feddkd.methods import fedprox as fedprox
+    from feddkd.methods import fedrep as fedrep
     from feddkd.methods import fedsam as fedsam
     from feddkd.methods import fedsmoo as fedsmoo
     from feddkd.methods import fedspeed as fedspeed
     from feddkd.methods import fedyogi as fedyogi
+    from feddkd.methods import fine_tune as fine_tune
+    from feddkd.methods import lg_fedavg as lg_fedavg
     from feddkd.methods import local_bn as local_bn
     from feddkd.methods import local_only as local_only
     from feddkd.methods import mofedsam as mofedsam
     from feddkd.methods import moon as moon
     from feddkd.methods import parse as parse
+    from feddkd.methods import per_fedavg as per_fedavg
+    from feddkd.methods import pfedme as pfedme
     from feddkd.methods import private as private
     from feddkd.methods import scaffold as scaffold
     from feddkd.methods import server_adagrad as server_adagrad
@@ -70,13 +79,14 @@ _install_old_paths()
 
 __all__ = [
     "METHODS", "ClientError", "DivergedError", "Experiment", "InputError", "NobodyAnsweredError",
-    "Result", "Task", "__version__", "astraea", "centralised", "data_sharing", "dkd", "fedacg",
-    "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedbn", "fedcm", "feddf", "feddistill",
-    "feddistill_plus", "feddyn", "feded", "fedexp", "fedgamma", "fedgen", "fedgkd", "fedlesam",
-    "fedma", "fedmax", "fednova", "fedntd", "fedprox", "fedsam", "fedsmoo", "fedspeed", "fedyogi",
-    "functional", "load", "local_bn", "local_only", "mofedsam", "moon", "parse", "private", "run",
-    "scaffold", "server_adagrad", "server_adam", "server_momentum",
-    "server_optimiser", "server_yogi", "simulate",
+    "Result", "Task", "__version__", "apfl", "astraea", "centralised", "data_sharing", "ditto",
+    "dkd", "fedacg", "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedbabu", "fedbn", "fedcm",
+    "feddf", "feddistill", "feddistill_plus", "feddyn", "feded", "fedexp", "fedgamma", "fedgen",
+    "fedgkd", "fedlesam", "fedma", "fedmax", "fednova", "fedntd", "fedper", "fedprox", "fedrep",
+    "fedsam", "fedsmoo", "fedspeed", "fedyogi", "fine_tune", "functional", "lg_fedavg", "load",
+    "local_bn", "local_only", "mofedsam", "moon", "parse", "per_fedavg", "pfedme", "private", "run",
+    "scaffold", "server_adagrad", "server_adam", "server_momentum", "server_optimiser",
+    "server_yogi", "simulate",
 ]  # fmt: skip
 # module -> the names that it has
 _PLACES = {

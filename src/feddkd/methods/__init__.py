@@ -1,11 +1,14 @@
 """Federated methods: one file per algorithm, with its client half and its server half."""
 
+from feddkd.methods.apfl import apfl as apfl
 from feddkd.methods.astraea import astraea as astraea
 from feddkd.methods.centralised import centralised as centralised
 from feddkd.methods.data_sharing import data_sharing as data_sharing
+from feddkd.methods.ditto import ditto as ditto
 from feddkd.methods.dkd import dkd as dkd
 from feddkd.methods.fedacg import fedacg as fedacg
 from feddkd.methods.fedavg import fedavg as fedavg
+from feddkd.methods.fedbabu import fedbabu as fedbabu
 from feddkd.methods.fedbn import fedbn as fedbn
 from feddkd.methods.fedbn import local_bn as local_bn
 from feddkd.methods.fedcm import fedcm as fedcm
@@ -27,13 +30,19 @@ from feddkd.methods.fedopt import fedadagrad as fedadagrad
 from feddkd.methods.fedopt import fedadam as fedadam
 from feddkd.methods.fedopt import fedavgm as fedavgm
 from feddkd.methods.fedopt import fedyogi as fedyogi
+from feddkd.methods.fedper import fedper as fedper
 from feddkd.methods.fedprox import fedprox as fedprox
+from feddkd.methods.fedrep import fedrep as fedrep
 from feddkd.methods.fedsam import fedsam as fedsam
 from feddkd.methods.fedsam import mofedsam as mofedsam
 from feddkd.methods.fedsmoo import fedsmoo as fedsmoo
 from feddkd.methods.fedspeed import fedspeed as fedspeed
+from feddkd.methods.fine_tuning import fine_tune as fine_tune
+from feddkd.methods.lg_fedavg import lg_fedavg as lg_fedavg
 from feddkd.methods.local_only import local_only as local_only
 from feddkd.methods.moon import moon as moon
+from feddkd.methods.per_fedavg import per_fedavg as per_fedavg
+from feddkd.methods.pfedme import pfedme as pfedme
 from feddkd.methods.private import private as private
 from feddkd.methods.registry import METHODS as METHODS
 from feddkd.methods.registry import parse as parse
