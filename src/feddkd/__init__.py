@@ -30,11 +30,13 @@ if TYPE_CHECKING:
     from feddkd.methods import fedacg as fedacg
     from feddkd.methods import fedadagrad as fedadagrad
     from feddkd.methods import fedadam as fedadam
+    from feddkd.methods import fedamp as fedamp
     from feddkd.methods import fedavg as fedavg
     from feddkd.methods import fedavgm as fedavgm
     from feddkd.methods import fedbabu as fedbabu
     from feddkd.methods import fedbn as fedbn
     from feddkd.methods import fedcm as fedcm
+    from feddkd.methods import feddecorr as feddecorr
     from feddkd.methods import feddf as feddf
     from feddkd.methods import feddistill as feddistill
     from feddkd.methods import feddistill_plus as feddistill_plus
@@ -44,14 +46,18 @@ if TYPE_CHECKING:
     from feddkd.methods import fedgamma as fedgamma
     from feddkd.methods import fedgen as fedgen
     from feddkd.methods import fedgkd as fedgkd
+    from feddkd.methods import fedlc as fedlc
     from feddkd.methods import fedlesam as fedlesam
     from feddkd.methods import fedma as fedma
     from feddkd.methods import fedmax as fedmax
     from feddkd.methods import fednova as fednova
     from feddkd.methods import fedntd as fedntd
     from feddkd.methods import fedper as fedper
+    from feddkd.methods import fedproto as fedproto
     from feddkd.methods import fedprox as fedprox
     from feddkd.methods import fedrep as fedrep
+    from feddkd.methods import fedrod as fedrod
+    from feddkd.methods import fedrs as fedrs
     from feddkd.methods import fedsam as fedsam
     from feddkd.methods import fedsmoo as fedsmoo
     from feddkd.methods import fedspeed as fedspeed
@@ -80,13 +86,13 @@ _install_old_paths()
 __all__ = [
     "METHODS", "ClientError", "DivergedError", "Experiment", "InputError", "NobodyAnsweredError",
     "Result", "Task", "__version__", "apfl", "astraea", "centralised", "data_sharing", "ditto",
-    "dkd", "fedacg", "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedbabu", "fedbn", "fedcm",
-    "feddf", "feddistill", "feddistill_plus", "feddyn", "feded", "fedexp", "fedgamma", "fedgen",
-    "fedgkd", "fedlesam", "fedma", "fedmax", "fednova", "fedntd", "fedper", "fedprox", "fedrep",
-    "fedsam", "fedsmoo", "fedspeed", "fedyogi", "fine_tune", "functional", "lg_fedavg", "load",
-    "local_bn", "local_only", "mofedsam", "moon", "parse", "per_fedavg", "pfedme", "private", "run",
-    "scaffold", "server_adagrad", "server_adam", "server_momentum", "server_optimiser",
-    "server_yogi", "simulate",
+    "dkd", "fedacg", "fedadagrad", "fedadam", "fedamp", "fedavg", "fedavgm", "fedbabu", "fedbn",
+    "fedcm", "feddecorr", "feddf", "feddistill", "feddistill_plus", "feddyn", "feded", "fedexp",
+    "fedgamma", "fedgen", "fedgkd", "fedlc", "fedlesam", "fedma", "fedmax", "fednova", "fedntd",
+    "fedper", "fedproto", "fedprox", "fedrep", "fedrod", "fedrs", "fedsam", "fedsmoo", "fedspeed",
+    "fedyogi", "fine_tune", "functional", "lg_fedavg", "load", "local_bn", "local_only", "mofedsam",
+    "moon", "parse", "per_fedavg", "pfedme", "private", "run", "scaffold", "server_adagrad",
+    "server_adam", "server_momentum", "server_optimiser", "server_yogi", "simulate",
 ]  # fmt: skip
 # module -> the names that it has
 _PLACES = {

@@ -3,14 +3,15 @@ papers' formulas.
 """
 
 import copy
+import math
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, mse_loss
 
 from feddkd.data.batches import Reads, draw
-from plain_drift import Hooked, Numbers, numbers, shifted_by
+from plain_drift import Hooked, Numbers, features, numbers, shifted_by
 
 
 def head_names(net: nn.Module) -> list[str]:
@@ -272,3 +273,134 @@ class PerFedAvg(Personal):
         gradient = slopes(net, *batch)
         w.load_state_dict({**w.state_dict(), **dict(net.named_buffers())})
         return gradient
+
+
+@dataclass
+class Balanced(Personal):
+    """Methods whose loss knows how many examples of each class a client has."""
+
+    def counts(self, k: int) -> Tensor:
+        return torch.bincount(self.clients[k][1], minlength=3).double()
+
+
+@dataclass
+class FedRoD(Balanced):
+    def __post_init__(self) -> None:
+        assert isinstance(self.net, nn.Sequential)
+        zero = {n: torch.zeros_like(v) for n, v in numbers(self.net[-1]).items()}
+        self.h = {k: copy.deepcopy(self.net[-1]) for k in range(len(self.clients))}
+        for layer in self.h.values():
+            layer.load_state_dict(zero)
+        self.w: dict[int, nn.Module] = {
+            k: copy.deepcopy(self.net) for k in range(len(self.clients))
+        }
+
+    def loss(self, k: int, out: Tensor, y: Tensor) -> Tensor:
+        return cross_entropy(out + self.counts(k).log(), y)
+
+    def train_locally(self, k: int, t: int) -> nn.Module:
+        self.of_h = self.optimiser(self.h[k].parameters(), lr=self.rate(t))
+        self.w[k] = super().train_locally(k, t)
+        return self.w[k]
+
+    def gradients(self, k: int, net: nn.Module, sent: nn.Module, x: Tensor, y: Tensor) -> Numbers:
+        assert isinstance(net, nn.Sequential)
+        z = copy.deepcopy(net)[:-1](x).detach()
+        self.of_h.zero_grad()
+        loss = cross_entropy(net[-1](z).detach() + self.h[k](z), y)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.of_h.step()
+        return super().gradients(k, net, sent, x, y)
+
+    def judged(self, k: int) -> nn.Module:
+        net = copy.deepcopy(self.w[k])
+        assert isinstance(net, nn.Sequential)
+        both = zip(net[-1].parameters(), self.h[k].parameters(), strict=True)
+        with torch.no_grad():
+            for of_net, of_h in both:
+                of_net.add_(of_h)
+        return net
+
+
+@dataclass
+class FedLC(Balanced):
+    tau: float = 1.0
+
+    def loss(self, k: int, out: Tensor, y: Tensor) -> Tensor:
+        return cross_entropy(out - self.tau * self.counts(k).clamp(min=1e-8) ** -0.25, y)
+
+
+@dataclass
+class FedRS(Balanced):
+    alpha: float = 0.5
+
+    def loss(self, k: int, out: Tensor, y: Tensor) -> Tensor:
+        scale = self.alpha + (1 - self.alpha) * (self.counts(k) > 0).double()
+        return cross_entropy(out * scale, y)
+
+
+@dataclass
+class FedDecorr(Personal):
+    beta: float = 0.1
+
+    def term(
+        self, k: int, net: nn.Module, sent: nn.Module, x: Tensor, y: Tensor, z: Tensor, out: Tensor
+    ) -> Tensor:
+        z = (z - z.mean(0)) / (z.var(0, unbiased=False) + 1e-8).sqrt()
+        correlation = z.T @ z / len(z)
+        squares: Tensor = torch.linalg.matrix_norm(correlation) ** 2
+        return self.beta * squares / z.shape[1] ** 2
+
+
+@dataclass
+class FedProto(Personal):
+    lam: float = 1.0
+    prototypes: dict[int, Tensor] = field(default_factory=dict)
+
+    def term(
+        self, k: int, net: nn.Module, sent: nn.Module, x: Tensor, y: Tensor, z: Tensor, out: Tensor
+    ) -> Tensor:
+        target = [self.prototypes.get(int(c), f.detach()) for c, f in zip(y, z, strict=True)]
+        return self.lam * mse_loss(z, torch.stack(target))
+
+    def average(self, teachers: dict[int, nn.Module]) -> None:
+        super().average(teachers)
+        z = torch.cat([features(net, self.clients[k][0]) for k, net in teachers.items()])
+        y = torch.cat([self.clients[k][1] for k in teachers])
+        self.prototypes = {c: z[y == c].mean(0) for c in set(y.tolist())}
+
+
+@dataclass
+class FedAMP(Personal):
+    lam: float = 1.0
+    sigma: float = 1.0
+    alpha: float | None = None
+    cloud: dict[int, Numbers] = field(default_factory=dict)  # client -> its last model
+    seen: dict[int, Numbers] = field(default_factory=dict)  # as it was when the round began
+
+    def train_locally(self, k: int, t: int) -> nn.Module:
+        if t > self.now:
+            self.seen = dict(self.cloud)
+        return super().train_locally(k, t)
+
+    def end(self, k: int, t: int, net: nn.Module, sent: nn.Module, steps: int) -> None:
+        self.cloud[k] = numbers(net)
+
+    def mixture(self, k: int, alpha: float) -> Numbers:
+        xi = {}
+        for j, w in self.seen.items():
+            apart = sum(float((w[n] - self.seen[k][n]).square().sum()) for n in w)
+            xi[j] = alpha / self.sigma * math.exp(-apart / self.sigma)
+        xi[k] = 1 - sum(value for j, value in xi.items() if j != k)
+        names = self.seen[k]
+        return {n: torch.stack([xi[j] * w[n] for j, w in self.seen.items()]).sum(0) for n in names}
+
+    def term(
+        self, k: int, net: nn.Module, sent: nn.Module, x: Tensor, y: Tensor, z: Tensor, out: Tensor
+    ) -> Tensor:
+        if k not in self.seen:
+            return torch.zeros((), dtype=torch.float64)
+        alpha = self.alpha or self.sigma / len(self.clients)
+        u = self.mixture(k, alpha)
+        apart = [(w - u[n]).square().sum() for n, w in net.named_parameters()]
+        return self.lam / (2 * alpha) * torch.stack(apart).sum()

@@ -7,11 +7,13 @@ from feddkd.methods.data_sharing import data_sharing as data_sharing
 from feddkd.methods.ditto import ditto as ditto
 from feddkd.methods.dkd import dkd as dkd
 from feddkd.methods.fedacg import fedacg as fedacg
+from feddkd.methods.fedamp import fedamp as fedamp
 from feddkd.methods.fedavg import fedavg as fedavg
 from feddkd.methods.fedbabu import fedbabu as fedbabu
 from feddkd.methods.fedbn import fedbn as fedbn
 from feddkd.methods.fedbn import local_bn as local_bn
 from feddkd.methods.fedcm import fedcm as fedcm
+from feddkd.methods.feddecorr import feddecorr as feddecorr
 from feddkd.methods.feddf import feddf as feddf
 from feddkd.methods.feddistill import feddistill as feddistill
 from feddkd.methods.feddistill import feddistill_plus as feddistill_plus
@@ -21,6 +23,7 @@ from feddkd.methods.fedexp import fedexp as fedexp
 from feddkd.methods.fedgamma import fedgamma as fedgamma
 from feddkd.methods.fedgen import fedgen as fedgen
 from feddkd.methods.fedgkd import fedgkd as fedgkd
+from feddkd.methods.fedlc import fedlc as fedlc
 from feddkd.methods.fedlesam import fedlesam as fedlesam
 from feddkd.methods.fedma import fedma as fedma
 from feddkd.methods.fedmax import fedmax as fedmax
@@ -31,8 +34,11 @@ from feddkd.methods.fedopt import fedadam as fedadam
 from feddkd.methods.fedopt import fedavgm as fedavgm
 from feddkd.methods.fedopt import fedyogi as fedyogi
 from feddkd.methods.fedper import fedper as fedper
+from feddkd.methods.fedproto import fedproto as fedproto
 from feddkd.methods.fedprox import fedprox as fedprox
 from feddkd.methods.fedrep import fedrep as fedrep
+from feddkd.methods.fedrod import fedrod as fedrod
+from feddkd.methods.fedrs import fedrs as fedrs
 from feddkd.methods.fedsam import fedsam as fedsam
 from feddkd.methods.fedsam import mofedsam as mofedsam
 from feddkd.methods.fedsmoo import fedsmoo as fedsmoo
