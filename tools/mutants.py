@@ -30,6 +30,7 @@ OWN_NETWORKS = ("tests/models/test_own_networks.py",)
 KINDS = ("tests/models/test_network_kinds.py",)
 BASELINES = ("tests/methods/test_methods_baselines.py",)
 SHARPNESS = ("tests/methods/test_methods_sharpness.py",)
+PERSONAL = ("tests/methods/test_methods_personal.py",)
 PROOF = ("tests/models/test_proof.py",)
 
 
@@ -276,6 +277,38 @@ MUTANTS = [
     Mutant("FedSMOO's clients forget the shared perturbation", "methods/fedsmoo.py", "mu + e - s", "mu + e", SHARPNESS),
     Mutant("FedLESAM forgets what a client received", "methods/fedlesam.py",
            '({}, {"received": sent["params"]})', '({}, {"received": memo["received"]})', SHARPNESS),
+    Mutant('personalised clients are judged by the shared model', 'method/client.py',
+           'return {**memo.get("private", {}), **memo.get("personal", {})}', 'return {**memo.get("private", {})}', PERSONAL),
+    Mutant('a held tensor is moved', 'methods/local.py',
+           'torch.where(holds[name], before[group][name], new) if name in holds else new', 'new', PERSONAL),
+    Mutant('fine-tuning leaks into the next round', 'methods/fine_tuning.py',
+           '{**memo, "personal": after["model"]}', '{**after, "personal": after["model"]}', PERSONAL),
+    Mutant('LG-FedAvg keeps the heads private', 'methods/lg_fedavg.py',
+           'names, "body")', 'names, "head")', PERSONAL),
+    Mutant('FedRep trains the body first', 'methods/fedrep.py',
+           '~of_head if name in head else of_head', 'of_head if name in head else ~of_head', PERSONAL),
+    Mutant('FedBABU trains the head in its rounds', 'methods/fedbabu.py',
+           'Variant(holds=holding("body", names))', 'Variant()', PERSONAL),
+    Mutant('Ditto without its pull', 'methods/ditto.py',
+           'g + lam * (v - w)', 'g', PERSONAL),
+    Mutant("APFL's mixture does not adapt", 'methods/apfl.py',
+           'mixture["alpha"] - lr * sum(parts.values())', 'mixture["alpha"]', PERSONAL),
+    Mutant("pFedMe's personal model is not near the centre", 'methods/pfedme.py',
+           'gradient + lam * (theta - w)', 'gradient', PERSONAL),
+    Mutant('Per-FedAvg steps on the wrong mini-batch', 'methods/per_fedavg.py',
+           '% period != period - 1', '% period != 0', PERSONAL),
+    Mutant("Fed-RoD's own head learns alone", 'methods/fedrod.py',
+           'output.logits + model.apply_head', 'model.apply_head', PERSONAL),
+    Mutant("FedProto's means are divided by the clients", 'methods/fedproto.py',
+           'torch.where(known, count, 1)', 'torch.ones_like(count)', PERSONAL),
+    Mutant('FedAMP mixes unlike models most', 'methods/fedamp.py',
+           'torch.exp(-torch', 'torch.exp(torch', PERSONAL),
+    Mutant("FedLC's margins are those of frequent classes", 'methods/fedlc.py',
+           'counts**-0.25', 'counts**0.25', PERSONAL),
+    Mutant('FedRS restricts the classes that a client has', 'methods/fedrs.py',
+           '["count"] == 0', '["count"] > 0', PERSONAL),
+    Mutant('FedDecorr without the variances', 'methods/feddecorr.py',
+           'centred / ((share * centred**2).sum(0) + EPS).sqrt()', 'centred', PERSONAL),
 ]  # fmt: skip
 
 
