@@ -307,6 +307,10 @@ MUTANTS = [
            'counts**-0.25', 'counts**0.25', PERSONAL),
     Mutant('FedRS restricts the classes that a client has', 'methods/fedrs.py',
            '["count"] == 0', '["count"] > 0', PERSONAL),
+    Mutant('FedALA takes the shared head alone', 'methods/fedala.py',
+           'last + (shared - last) * weight', 'shared + 0 * last * weight', PERSONAL),
+    Mutant('FedFish without the Fisher information', 'methods/fedfish.py',
+           '* (fisher + epsilon)', '* (0 * fisher + epsilon)', PERSONAL),
     Mutant('FedDecorr without the variances', 'methods/feddecorr.py',
            'centred / ((share * centred**2).sum(0) + EPS).sqrt()', 'centred', PERSONAL),
 ]  # fmt: skip

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from feddkd.methods import fedacg as fedacg
     from feddkd.methods import fedadagrad as fedadagrad
     from feddkd.methods import fedadam as fedadam
+    from feddkd.methods import fedala as fedala
     from feddkd.methods import fedamp as fedamp
     from feddkd.methods import fedavg as fedavg
     from feddkd.methods import fedavgm as fedavgm
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from feddkd.methods import feddyn as feddyn
     from feddkd.methods import feded as feded
     from feddkd.methods import fedexp as fedexp
+    from feddkd.methods import fedfish as fedfish
     from feddkd.methods import fedgamma as fedgamma
     from feddkd.methods import fedgen as fedgen
     from feddkd.methods import fedgkd as fedgkd
@@ -86,13 +88,14 @@ _install_old_paths()
 __all__ = [
     "METHODS", "ClientError", "DivergedError", "Experiment", "InputError", "NobodyAnsweredError",
     "Result", "Task", "__version__", "apfl", "astraea", "centralised", "data_sharing", "ditto",
-    "dkd", "fedacg", "fedadagrad", "fedadam", "fedamp", "fedavg", "fedavgm", "fedbabu", "fedbn",
-    "fedcm", "feddecorr", "feddf", "feddistill", "feddistill_plus", "feddyn", "feded", "fedexp",
-    "fedgamma", "fedgen", "fedgkd", "fedlc", "fedlesam", "fedma", "fedmax", "fednova", "fedntd",
-    "fedper", "fedproto", "fedprox", "fedrep", "fedrod", "fedrs", "fedsam", "fedsmoo", "fedspeed",
-    "fedyogi", "fine_tune", "functional", "lg_fedavg", "load", "local_bn", "local_only", "mofedsam",
-    "moon", "parse", "per_fedavg", "pfedme", "private", "run", "scaffold", "server_adagrad",
-    "server_adam", "server_momentum", "server_optimiser", "server_yogi", "simulate",
+    "dkd", "fedacg", "fedadagrad", "fedadam", "fedala", "fedamp", "fedavg", "fedavgm", "fedbabu",
+    "fedbn", "fedcm", "feddecorr", "feddf", "feddistill", "feddistill_plus", "feddyn", "feded",
+    "fedexp", "fedfish", "fedgamma", "fedgen", "fedgkd", "fedlc", "fedlesam", "fedma", "fedmax",
+    "fednova", "fedntd", "fedper", "fedproto", "fedprox", "fedrep", "fedrod", "fedrs", "fedsam",
+    "fedsmoo", "fedspeed", "fedyogi", "fine_tune", "functional", "lg_fedavg", "load", "local_bn",
+    "local_only", "mofedsam", "moon", "parse", "per_fedavg", "pfedme", "private", "run", "scaffold",
+    "server_adagrad", "server_adam", "server_momentum", "server_optimiser", "server_yogi",
+    "simulate",
 ]  # fmt: skip
 # module -> the names that it has
 _PLACES = {

@@ -403,4 +403,72 @@ class FedAMP(Personal):
         alpha = self.alpha or self.sigma / len(self.clients)
         u = self.mixture(k, alpha)
         apart = [(w - u[n]).square().sum() for n, w in net.named_parameters()]
-        return self.lam / (2 * alpha) * torch.stack(apart).sum()
+        return self.lam / 2 * torch.stack(apart).sum()
+
+
+@dataclass
+class FedALA(Personal):
+    ala_epochs: int = 1
+    ala_lr: float = 1.0
+
+    def __post_init__(self) -> None:
+        clients = range(len(self.clients))
+        self.v = {k: copy.deepcopy(self.net) for k in clients}
+        head = numbers(self.net)
+        self.weights = {
+            k: {n: torch.ones_like(head[n]) for n in head_names(self.net)} for k in clients
+        }
+
+    def judged(self, k: int) -> nn.Module:
+        return self.v[k]
+
+    def mix(self, k: int, u: nn.Module) -> None:
+        """Set the head of u to the mixture of the own and the shared head."""
+        own, shared = numbers(self.v[k]), numbers(self.net)
+        mixed = {n: own[n] + (shared[n] - own[n]) * w for n, w in self.weights[k].items()}
+        u.load_state_dict({**u.state_dict(), **mixed})
+
+    def train_locally(self, k: int, t: int) -> nn.Module:
+        u, batches = self.client_view(k).train(), self.batches(k, t)
+        own, shared = numbers(self.v[k]), numbers(self.net)
+        optimiser = self.optimiser(u.parameters(), lr=self.rate(t))
+        each = -(-len(self.clients[k][1]) // self.reads.batch_size)
+        self.mix(k, u)
+        for x, y in batches[: self.ala_epochs * each]:
+            g = slopes(u, x, y)
+            for n, w in self.weights[k].items():
+                moved = w - self.ala_lr * g[n] * (shared[n] - own[n])
+                self.weights[k][n] = moved.clamp(0, 1)
+            self.mix(k, u)
+        for x, y in batches[self.ala_epochs * each :]:
+            self.step_on(optimiser, u, x, y)
+        self.v[k] = u
+        return u
+
+
+@dataclass
+class FedFish(Personal):
+    epsilon: float = 1e-12
+    fisher: dict[int, Numbers] = field(default_factory=dict)
+
+    def train_locally(self, k: int, t: int) -> nn.Module:
+        w, batches = self.client_view(k).train(), self.batches(k, t)
+        optimiser = self.optimiser(w.parameters(), lr=self.rate(t))
+        each = -(-len(self.clients[k][1]) // self.reads.batch_size)
+        for x, y in batches[:-each]:
+            self.step_on(optimiser, w, x, y)
+        squares = [{n: g.square() for n, g in slopes(w, x, y).items()} for x, y in batches[-each:]]
+        self.fisher[k] = {n: torch.stack([s[n] for s in squares]).mean(0) for n in squares[0]}
+        return w
+
+    def average(self, teachers: dict[int, nn.Module]) -> None:
+        super().average(teachers)
+        mean = {}
+        for n in self.fisher[next(iter(teachers))]:
+            weights = {
+                k: len(self.clients[k][1]) * (self.fisher[k][n] + self.epsilon) for k in teachers
+            }
+            total = torch.stack(list(weights.values())).sum(0)
+            parts = [weights[k] * numbers(net)[n] for k, net in teachers.items()]
+            mean[n] = torch.stack(parts).sum(0) / total
+        self.put(mean)

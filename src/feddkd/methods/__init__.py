@@ -7,6 +7,7 @@ from feddkd.methods.data_sharing import data_sharing as data_sharing
 from feddkd.methods.ditto import ditto as ditto
 from feddkd.methods.dkd import dkd as dkd
 from feddkd.methods.fedacg import fedacg as fedacg
+from feddkd.methods.fedala import fedala as fedala
 from feddkd.methods.fedamp import fedamp as fedamp
 from feddkd.methods.fedavg import fedavg as fedavg
 from feddkd.methods.fedbabu import fedbabu as fedbabu
@@ -20,6 +21,7 @@ from feddkd.methods.feddistill import feddistill_plus as feddistill_plus
 from feddkd.methods.feddyn import feddyn as feddyn
 from feddkd.methods.feded import feded as feded
 from feddkd.methods.fedexp import fedexp as fedexp
+from feddkd.methods.fedfish import fedfish as fedfish
 from feddkd.methods.fedgamma import fedgamma as fedgamma
 from feddkd.methods.fedgen import fedgen as fedgen
 from feddkd.methods.fedgkd import fedgkd as fedgkd

@@ -3,15 +3,16 @@ non-IID data", AAAI 2021, arXiv:2007.03797.
 
     server: u_k = xi_kk w_k + sum_{j != k} xi_kj w_j,   xi_kk = 1 - sum_{j != k} xi_kj
             xi_kj = alpha/sigma exp(-|w_k - w_j|^2/sigma)
-    client: w_k <- local training from w_k on CE + lam/(2 alpha) |w - u_k|^2
+    client: w_k <- local training from w_k on CE + lam/2 |w - u_k|^2
 
 Every client has its own model w_k, and the server sends it a mixture u_k of all models in which
 those most like w_k weigh most. The server holds the last model of each client; those that have not
 been asked yet have no part, so the first round of a client is local training alone. The default of
 alpha is sigma / K for K clients, so that equal models have equal weights. A larger alpha than sigma
 / (K - 1), with which xi_kk could be negative, is refused. Only trained parameters are mixed;
-running statistics stay with their client. The paper minimises at the clients; here they train from
-their own model. HeurFedAMP is not included.
+running statistics stay with their client. `lam` stands for the paper's lambda / alpha, so that the
+pull does not depend on the number of clients. The paper minimises at the clients; here they train
+from their own model. HeurFedAMP is not included.
 """
 
 from collections.abc import Sequence
@@ -34,7 +35,7 @@ from feddkd.tensors import Groups, Tensors, combine
 def fedamp(
     local: Local, *, lam: NonNegative = 1.0, sigma: Positive = 1.0, alpha: Positive | None = None
 ) -> Method:
-    """Own models near a mixture of those like them: CE + lam/(2 alpha) |w - sum_j xi_kj w_j|^2."""
+    """Own models near a mixture of those like them: CE + lam/2 |w - sum_j xi_kj w_j|^2."""
     variant = Variant(
         terms=(_pull,),
         part=lambda model, sent, carry, memo: ({"own": carry["params"]}, {}),
@@ -72,7 +73,7 @@ def _parts(lam: float, sigma: float, state: Groups, cohort: Sequence[int], step:
     def part(client: int) -> Part:
         xi = weights(state["models"], seen, alpha, sigma, client)
         mixture = combine(lambda table: torch.tensordot(xi, table, 1), state["models"])
-        pull = {"strength": seen[client] * lam / alpha}
+        pull = {"strength": seen[client] * lam}
         return Part((client,), {"mixture": mixture, "pull": pull})
 
     return [part(client) for client in cohort]
