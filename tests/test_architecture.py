@@ -31,8 +31,7 @@ LEVELS = [
 ]
 # of methods/
 INFRASTRUCTURE = (
-    "local", "registry", "aggregation", "losses", "optimisers", "unit_matching", "personal",
-    "teachers",
+    "local", "registry", "aggregation", "losses", "personal", "teachers", "unit_matching",
 )  # fmt: skip
 LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}
 FILES = sorted(SOURCE.rglob("*.py"))
