@@ -68,6 +68,11 @@ class Method(Spelled):
         return next((phase for phase in self.phases if phase.at == "judging"), None)
 
     @property
+    def evaluations(self) -> int:
+        """Return the number of evaluations in a round: two if a phase refines the shared model."""
+        return 2 if any(phase.refines for phase in self.phases) else 1
+
+    @property
     def held(self) -> frozenset[str]:
         """The names of all memo groups that clients may hold."""
         groups = (phase.keeps | phase.leaves | phase.needs for phase in self.phases)
