@@ -55,7 +55,7 @@ class Method(Spelled):
     @property
     def personal(self) -> bool:
         """Return True if the models that clients are judged by differ."""
-        return not self.shares_all or bool(self._personal_phases)
+        return not self.shares_all or "personal" in self.held
 
     @property
     def shares_all(self) -> bool:
@@ -78,28 +78,10 @@ class Method(Spelled):
         groups = (phase.keeps | phase.leaves | phase.needs for phase in self.phases)
         return frozenset[str]().union({"private"}, *groups)
 
-    @property
-    def _personal_phases(self) -> list[Phase]:
-        return [phase for phase in self.phases if "personal" in phase.keeps]
-
     def check_order(self) -> None:
         """Raise InputError if a phase needs something that no earlier phase leaves."""
         left: set[str] = set()
-        if len(names := [phase.name for phase in self._personal_phases]) > 1:
-            raise InputError(
-                f"phases {names[0]!r} and {names[1]!r} each make the personal model that a client"
-                f" is judged by; in {self} only one may"
-            )
-        if not self.shares_all and any(phase.at == "clients" for phase in self._personal_phases):
-            raise InputError(
-                f"{self} gives each client a whole model of its own to be judged by, so it does"
-                " not go with private tensors"
-            )
-        if self.phases and self.phases[0] is self.judging:
-            raise InputError(
-                f"phase {self.phases[0].name!r} starts from the model of a method: put one that"
-                f" trains locally first, as in fedavg() | {self}"
-            )
+        self._check_personal()
         for number, phase in enumerate(self.phases):
             if phase.follows and number == 0:
                 raise InputError(
@@ -120,6 +102,25 @@ class Method(Spelled):
                     " with the clients"
                 )
             left |= phase.leaves | phase.keeps
+
+    def _check_personal(self) -> None:
+        """Raise InputError if it is not plain by which model a client is judged."""
+        personal = [phase for phase in self.phases if "personal" in phase.keeps]
+        if len(personal) > 1:
+            raise InputError(
+                f"phases {personal[0].name!r} and {personal[1].name!r} each make the personal model"
+                f" by which a client is judged; in {self} only one may"
+            )
+        if not self.shares_all and any(phase.at == "clients" for phase in personal):
+            raise InputError(
+                f"{self} gives each client a whole model of its own, so it does not go with"
+                " private tensors"
+            )
+        if self.phases and self.phases[0] is self.judging:
+            raise InputError(
+                f"phase {self.phases[0].name!r} starts from the model of a method: put one that"
+                f" trains locally first, as in fedavg() | {self}"
+            )
 
     def check_task(self, task: Task) -> None:
         """Raise InputError if a phase needs what the task does not offer."""

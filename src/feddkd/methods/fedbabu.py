@@ -31,7 +31,7 @@ def fedbabu(
     tune: Moved = "all",
     names: Names | None = None,
 ) -> Method:
-    """FedAvg of the body with a head that stays as it was; clients fine-tune to be judged."""
+    """FedAvg of the body with a fixed head; each client fine-tunes before it is evaluated."""
     train = local_training(local, Variant(holds=holding("body", names)), gathering)
     phase = tuning(replace(local, epochs=tune_epochs, steps=None), tune, names)
     return keeping(replace(train, phases=(*train.phases, phase)), names, "head")
