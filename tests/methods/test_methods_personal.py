@@ -72,9 +72,9 @@ CASES: list[tuple[str, Make, dict[str, Any]]] = [
         {**HEAVILY, **HEAD, "tune": Reads(4, epochs=2), "part": "head"},
     ),
     (f"fedbabu({L}) | {T}", FedBABU, {**HEAD, "dkd": DKD}),
-    (f"fedavg({L}) | fine_tune(epochs=3, batch_size=8)", FineTuned, {}),
+    (f"fedavg({M}) | fine_tune(epochs=2, batch_size=8)", FineTuned, M_READS),
     (
-        f"fedper({L}) | fine_tune(epochs=3, batch_size=8, part='body')",
+        f"fedper({L}) | fine_tune(epochs=2, batch_size=8, part='body')",
         FineTuned,
         {**HEAD, "part": "body"},
     ),

@@ -115,7 +115,7 @@ class FedBABU(Personal):
 
 @dataclass
 class FineTuned(Personal):
-    tune: Reads = field(default_factory=lambda: Reads(8, epochs=3))
+    tune: Reads = field(default_factory=lambda: Reads(8, epochs=2))
     tune_lr: float = 0.1
     part: str = "all"
 

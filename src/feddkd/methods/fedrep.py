@@ -5,11 +5,11 @@ personalized federated learning", ICML 2021, arXiv:2102.07078.
     then `epochs` epochs:        b_k <- b_k - lr grad_b f_k(b_k, h_k)
     server:                      b_{t+1} = sum_k n_k / (sum_i n_i) b_k
 
-Each client keeps its own head h; the body b is shared. While one of them is trained, the other one
-and the optimiser's state of it stay as they are. `names` lists the tensors of the head as patterns;
-by default it is the last linear layer. Private tensors of another kind, as of local_bn(), are
-trained with the head. `epochs` is the number of epochs for the body; the option `steps` does not go
-with the two stages.
+Each client keeps its own head h; the body b is shared. While one of them is trained, the other is
+fixed, and so is the optimiser's state of it. `names` lists the tensors of the head as patterns; by
+default it is the last linear layer. Private tensors of another kind, as of local_bn(), are trained
+with the head. `epochs` is the number of epochs for the body; the option `steps` does not go with
+the two stages.
 """
 
 from dataclasses import replace
