@@ -30,6 +30,7 @@ OWN_NETWORKS = ("tests/models/test_own_networks.py",)
 KINDS = ("tests/models/test_network_kinds.py",)
 BASELINES = ("tests/methods/test_methods_baselines.py",)
 SHARPNESS = ("tests/methods/test_methods_sharpness.py",)
+PERSONAL = ("tests/methods/test_methods_personal.py",)
 PROOF = ("tests/models/test_proof.py",)
 OWN_TESTS = ("tests/data/test_own_tests.py",)
 TABLES = ("tests/data/test_tables.py",)
@@ -248,7 +249,7 @@ MUTANTS = [
     Mutant("seeds with other frozen weights go together", "models/functional.py",
            "return ours.keys() == theirs.keys() and all(", "return True or all(", KINDS),
     Mutant("names kept at home are sent", "method/method.py",
-           "kinds.union(*(_matching(pattern, model) for pattern in self.private_patterns))", "kinds", KINDS),
+           "kinds | matching(self.private_patterns, model)", "kinds", KINDS),
     Mutant("personal models are validated on the data of all clients", "data/federation.py",
            '"validation": (self.validation, self.own_validation)', '"validation": (self.validation, None)', KINDS),
     Mutant("a file of initial weights may be another", "models/weight_files.py",
@@ -303,6 +304,42 @@ MUTANTS = [
     Mutant("a download is kept whatever its checksum", "data/sources/downloads.py",
            "expect(digest == md5, f\"its md5",
            "expect(bool(digest), f\"its md5", DOWNLOADS),
+    Mutant('personalised clients are judged by the shared model', 'method/client.py',
+           'return {**memo.get("private", {}), **memo.get("personal", {})}', 'return {**memo.get("private", {})}', PERSONAL),
+    Mutant('a held tensor is moved', 'methods/local.py',
+           'torch.where(holds[name], before[group][name], new) if name in holds else new', 'new', PERSONAL),
+    Mutant('fine-tuning leaks into the next round', 'methods/fine_tuning.py',
+           '{**memo, "personal": after["model"]}', '{**after, "personal": after["model"]}', PERSONAL),
+    Mutant('LG-FedAvg keeps the heads private', 'methods/lg_fedavg.py',
+           'names, "body")', 'names, "head")', PERSONAL),
+    Mutant('FedRep trains the body first', 'methods/fedrep.py',
+           '~of_head if name in head else of_head', 'of_head if name in head else ~of_head', PERSONAL),
+    Mutant('FedBABU trains the head in its rounds', 'methods/fedbabu.py',
+           'Variant(holds=holding("body", names))', 'Variant()', PERSONAL),
+    Mutant('Ditto without its pull', 'methods/ditto.py',
+           'g + lam * (v - w)', 'g', PERSONAL),
+    Mutant("APFL's mixture does not adapt", 'methods/apfl.py',
+           'mixture["alpha"] - lr * sum(parts.values())', 'mixture["alpha"]', PERSONAL),
+    Mutant("pFedMe's personal model is not near the centre", 'methods/pfedme.py',
+           'gradient + lam * (theta - w)', 'gradient', PERSONAL),
+    Mutant('Per-FedAvg steps on the wrong mini-batch', 'methods/per_fedavg.py',
+           '% period != period - 1', '% period != 0', PERSONAL),
+    Mutant("Fed-RoD's own head learns alone", 'methods/fedrod.py',
+           'output.logits + model.apply_head', 'model.apply_head', PERSONAL),
+    Mutant("FedProto's means are divided by the clients", 'methods/fedproto.py',
+           'torch.where(known, count, 1)', 'torch.ones_like(count)', PERSONAL),
+    Mutant('FedAMP mixes unlike models most', 'methods/fedamp.py',
+           'torch.exp(-torch', 'torch.exp(torch', PERSONAL),
+    Mutant("FedLC's margins are those of frequent classes", 'methods/fedlc.py',
+           'counts**-0.25', 'counts**0.25', PERSONAL),
+    Mutant('FedRS restricts the classes that a client has', 'methods/fedrs.py',
+           '["count"] == 0', '["count"] > 0', PERSONAL),
+    Mutant('FedALA takes the shared head alone', 'methods/fedala.py',
+           'last + (shared - last) * weight', 'shared + 0 * last * weight', PERSONAL),
+    Mutant('FedFish without the Fisher information', 'methods/fedfish.py',
+           '* (fisher + epsilon)', '* (0 * fisher + epsilon)', PERSONAL),
+    Mutant('FedDecorr without the variances', 'methods/feddecorr.py',
+           'centred / ((share * centred**2).sum(0) + EPS).sqrt()', 'centred', PERSONAL),
 ]  # fmt: skip
 
 

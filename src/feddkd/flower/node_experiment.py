@@ -40,6 +40,9 @@ class NodeExperiment:
     def phase(self, key: Key, name: str) -> Phase:
         """Return the phase of the exchange with this key."""
         if purpose_of(key) == "evaluate":
+            preparing = self.experiment.parsed_method.judging
+            if preparing is not None and name == preparing.name:
+                return preparing
             return find_phase(name, self.experiment.measured, self.sample, self.federation.classes)
         if purpose_of(key) == "diagnose":
             return diagnostics.PHASE

@@ -13,13 +13,13 @@ import torch
 
 from feddkd.engines.interface import Engine
 from feddkd.errors import InputError
-from feddkd.method import Method
+from feddkd.method import Exchange, Method
 from feddkd.models.functional import Model
 from feddkd.randomness import generator
 from feddkd.rounds.availability import Tolerance
 from feddkd.rounds.diagnostics import diagnose
 from feddkd.rounds.evaluation import ONE_OF_TWO, Measured, Protocol, Sample, measure
-from feddkd.rounds.exchange import Exchanges
+from feddkd.rounds.exchange import Exchanges, prepare_order
 from feddkd.rounds.metrics import DEFAULT, Metric
 from feddkd.rounds.turns import Row as Row
 from feddkd.rounds.turns import Run as Run
@@ -59,6 +59,7 @@ def play(
         cohort,
         partial(measure, engine, protocol=protocol, metrics=metrics, sample=sample),
         diagnostics,
+        protocol is not Protocol.GLOBAL,
     )
     play_round = loop.round if tolerance.on_divergence == "continue" else loop.checked_round
     for t in range(first, last + 1):
@@ -86,6 +87,7 @@ class Loop:
     cohort: int
     measure: Measure
     diagnostics: bool
+    judges_clients: bool = False  # the clients' own models are judged, not the global one
 
     @property
     def engine(self) -> Engine:
@@ -122,9 +124,11 @@ class Loop:
             turns = [turn for turn in turns if turn.run.error is None]
             if exchange.phase.refines and not averages:
                 averages = {turn.run.index: turn.run.state for turn in turns}
+                self._prepare_clients(turns, 1)
                 self._judge(turns, prefix="average_")
             self.exchanges.perform(exchange, turns)
         turns = [turn for turn in turns if turn.run.error is None]
+        self._prepare_clients(turns, 2)
         self._judge(turns)
         if self.diagnostics:
             self._diagnose([turn for turn in turns if not turn.over], averages)
@@ -134,6 +138,18 @@ class Loop:
         clients = choose(run.seed, t, len(self.engine.sizes(run.index)), self.cohort)
         run.state = {**run.state, "start": run.state["params"]}
         return Turn(run, t, clients, {"round": t, "clients": list(clients)})
+
+    def _prepare_clients(self, turns: Sequence[Turn], step: int) -> None:
+        """Let all clients do the method's phase before their models are judged, if it has one.
+
+        `step` counts the evaluations of a round; random draws follow it.
+        """
+        phase = self.method.judging
+        if phase is None or not turns or not self.judges_clients:
+            return
+        exchange = Exchange(phase, step=step, steps=2, retain=self.method.held)
+        orders = [prepare_order(exchange, turn, self.engine) for turn in turns]
+        self.engine.exchange(exchange, orders)
 
     def _judge(self, turns: Sequence[Turn], prefix: str = "") -> None:
         """Evaluate the models and enter the metrics in the rows."""
