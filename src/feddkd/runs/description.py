@@ -27,7 +27,7 @@ class RunDescription:
     digest: str
     method: str
     seed: int
-    labels: Sequence[str]  # names of the classes; none if the task has no class labels
+    labels: Sequence[str]  # names of the classes
     target: float | None  # test accuracy whose cost is reported
     manifest: Mapping[str, Any]  # the part of manifest.json that says what is run
 
@@ -40,8 +40,7 @@ def describe_experiment(experiment: Experiment, ready: Prepared) -> RunDescripti
         "partition": {"digest": ready.split.digest, "sizes": ready.federation.sizes},
         **_network_facts(ready.model),
     }
-    labelled = "labels" in experiment.parsed_task.offers
-    labels, target = ready.data.labels if labelled else (), experiment.target
+    labels, target = ready.data.labels, experiment.target
     return RunDescription(
         experiment.digest, experiment.method, experiment.seed, labels, target, facts
     )

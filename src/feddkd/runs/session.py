@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from safetensors.torch import save
 
-from feddkd.data.federation import Federation
 from feddkd.engines.interface import EngineFactory
 from feddkd.engines.select import find_device
 from feddkd.experiment import Experiment
@@ -134,7 +133,8 @@ class Session:
             else:
                 recorder.begin(manifest)
                 self.histories.append([])
-            recorder.keep("partition.json", _held(description.labels, federation))
+            counts = federation.held.tolist()
+            recorder.keep("partition.json", {"classes": description.labels, "counts": counts})
         self.last = self.saved = time.perf_counter()
         for at, start in enumerate(self.job.starts):
             yield RunBegun(at, start.federation.sizes)
@@ -210,13 +210,6 @@ class Session:
         """Return which run it is, and how many rounds it has played."""
         run, rounds = self.descriptions[index], len(self.histories[index])
         return {"digest": run.digest, "method": run.method, "seed": run.seed, "rounds": rounds}
-
-
-def _held(labels: Sequence[str], federation: Federation) -> dict[str, Any]:
-    """Return how many training examples of each class every client has, or of all examples."""
-    if labels:
-        return {"classes": labels, "counts": federation.held.tolist()}
-    return {"classes": ["examples"], "counts": [[size] for size in federation.sizes]}
 
 
 def job(experiments: Sequence[Experiment], prepared: Sequence[Prepared]) -> Job:
