@@ -63,6 +63,11 @@ class Data:
         y = self.train.y
         return self.classes > 0 and isinstance(y, Tensor) and y.ndim == 1
 
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of the classes; none if the targets are not class labels."""
+        return self.labels if self.has_labels else ()
+
     @functools.cached_property
     def digest(self) -> str:
         """The sha256 over every tensor's bytes, shape and type, and over the names in trees."""

@@ -93,6 +93,15 @@ class Federation:
         """The number of training examples by client and class, of shape (clients, classes)."""
         return IndexLists.of(self.train).counts(self.y.cpu().numpy(), self.classes)
 
+    def held_by(self, labels: Sequence[str]) -> tuple[tuple[str, ...], Indices]:
+        """Return the names of what is counted of each client, and the numbers by client and name.
+
+        These are the training examples of each class; without labels, of all kinds together.
+        """
+        if labels:
+            return tuple(labels), self.held
+        return ("examples",), np.array(self.sizes)[:, None]
+
     def counts(self, source: Source) -> list[int]:
         """Return the number of examples that each client has of a source."""
         if source == "train":

@@ -17,6 +17,7 @@ from feddkd.methods import parse
 from feddkd.models.python_model import find_architecture
 from feddkd.models.registry import Architecture
 from feddkd.models.weight_files import file_digest
+from feddkd.randomness import Key
 from feddkd.rounds.availability import OnDivergence, Tolerance, tolerance
 from feddkd.rounds.evaluation import Protocol, find_protocol
 from feddkd.rounds.loop import cohort_size
@@ -152,6 +153,11 @@ class Experiment:
     def tolerance(self) -> Tolerance:
         """The treatment of clients that fail."""
         return tolerance(self.availability, self.min_clients, self.on_divergence)
+
+    @property
+    def split_key(self) -> Key:
+        """The key of the draws of validation set and partition."""
+        return (self.seed if self.split_seed is None else self.split_seed,)
 
     @property
     def runs_a_file(self) -> bool:

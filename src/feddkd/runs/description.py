@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from feddkd.data.examples import Data
 from feddkd.data.federation import Federation
 from feddkd.errors import InputError
 from feddkd.experiment import USUAL, Experiment
@@ -36,14 +37,23 @@ def describe_experiment(experiment: Experiment, ready: Prepared) -> RunDescripti
     """Return the description of an experiment's run."""
     facts = {
         **manifest_of(experiment),
-        "data": {"name": ready.data.name, "digest": ready.data.digest, "note": ready.data.note},
+        "data": _data_facts(ready.data),
         "partition": {"digest": ready.split.digest, "sizes": ready.federation.sizes},
         **_network_facts(ready.model),
     }
-    labels, target = ready.data.labels, experiment.target
+    labels, target = ready.data.class_names, experiment.target
     return RunDescription(
         experiment.digest, experiment.method, experiment.seed, labels, target, facts
     )
+
+
+def _data_facts(data: Data) -> dict[str, Any]:
+    """Return what identifies data; with the names of values, such as a vocabulary, if there are
+    any that are not class labels.
+    """
+    facts = {"name": data.name, "digest": data.digest, "note": data.note}
+    values = () if data.has_labels else data.labels
+    return {**facts, **({"values": values} if values else {})}
 
 
 def manifest_of(experiment: Experiment) -> dict[str, Any]:

@@ -6,6 +6,7 @@ Importing this package registers every source in SOURCES.
 from typing import Any
 
 from feddkd.data.sources import digit_domains as digit_domains
+from feddkd.data.sources import grammar as grammar
 from feddkd.data.sources import own_files as own_files
 from feddkd.data.sources import published as published
 from feddkd.data.sources import rendered_digits as rendered_digits
