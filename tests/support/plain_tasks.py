@@ -22,6 +22,7 @@ METHODS = {
     "fedprox": f"fedprox({LOCAL}, mu=0.5)",
     "scaffold": f"scaffold({LOCAL})",
     "feddkd": f"fedavg({LOCAL}) | dkd(steps=2, batch_size=7, lr=0.2)",
+    "weighted": f"fedavg({LOCAL}) | dkd(steps=2, batch_size=7, lr=0.2, weights='examples')",
 }
 Numbers = dict[str, Tensor]
 
@@ -47,7 +48,7 @@ class PlainTaskRun:
             trained = {k: self.train(k, t) for k in active}
             self.renew_controls(trained)
             self.average(trained)
-            for step in (1, 2) if self.method == "feddkd" else ():
+            for step in (1, 2) if "dkd" in METHODS[self.method] else ():
                 self.distil(trained, t, step)
 
     def batches(self, k: int, t: int, phase: int, step: int, reads: Reads) -> list[Any]:
@@ -66,7 +67,7 @@ class PlainTaskRun:
                 for (name, w), g in zip(net.named_parameters(), gradients, strict=True):
                     if self.method == "scaffold":
                         g = g - self.controls[k][name] + self.control[name]
-                    w -= 0.1 * g
+                    w.sub_(0.1 * g)
         return net
 
     def renew_controls(self, trained: dict[int, nn.Module]) -> None:
@@ -89,19 +90,21 @@ class PlainTaskRun:
         parts = {k: dict(net.named_parameters()) for k, net in trained.items()}
         with torch.no_grad():
             for name, w in self.net.named_parameters():
-                total = sum(weights[k] * parts[k][name] for k in trained)
+                total = torch.stack([weights[k] * parts[k][name] for k in trained]).sum(0)
                 w.copy_(total / sum(weights.values()))
 
     def distil(self, teachers: dict[int, nn.Module], t: int, step: int) -> None:
         """One step on the mean over clients of the divergence on their batches."""
-        pooled = torch.zeros((), dtype=torch.float64)
+        pooled, total = torch.zeros((), dtype=torch.float64), 0
         for k, teacher in teachers.items():
             x, y = self.clients[k]
             (at,) = self.batches(k, t, 1, step, Reads(7, steps=1))
             with torch.no_grad():
                 taught = teacher(x[at])
-            pooled = pooled + self.task.divergence(taught, self.net(x[at]), take(y, at))
-        gradients = torch.autograd.grad(pooled / len(teachers), list(self.net.parameters()))
+            weight = self.task.weight(y) if self.method == "weighted" else 1
+            pooled = pooled + weight * self.task.divergence(taught, self.net(x[at]), take(y, at))
+            total += weight
+        gradients = torch.autograd.grad(pooled / total, list(self.net.parameters()))
         with torch.no_grad():
             for w, g in zip(self.net.parameters(), gradients, strict=True):
-                w -= 0.2 * g
+                w.sub_(0.2 * g)

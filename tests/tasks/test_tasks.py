@@ -2,11 +2,9 @@
 
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 from feddkd import Experiment
@@ -15,6 +13,7 @@ from feddkd.runs.session import job
 from feddkd.simulation import Simulation
 from feddkd.trees import take
 from plain_tasks import METHODS, PlainTaskRun
+from small import distance
 from small_tasks import SMALL, registered
 
 ROUNDS, COHORT, SEEDS = 2, 3, (3, 4)
@@ -37,6 +36,7 @@ def keys(kind: str, method: str, seed: int = SEEDS[0]) -> dict[str, Any]:
         "cohort": COHORT,
         "rounds": ROUNDS,
         "seed": seed,
+        "metrics": ["loss"],
         "dtype": "float64",
     }
 
@@ -47,15 +47,17 @@ def ready(kind: str, seed: int) -> Prepared:
 
 
 @cache
-def expected(kind: str, method: str, seed: int) -> dict[str, Tensor]:
-    """Return the weights after a plain run."""
+def expected(kind: str, method: str, seed: int) -> tuple[dict[str, Tensor], float]:
+    """Return the weights after a plain run, and the loss on the test set."""
     prepared = ready(kind, seed)
     federation = prepared.federation
     clients = [(take(federation.x, at), take(federation.y, at)) for at in federation.train]
     net = prepare(Experiment(**keys(kind, method, seed)), None).model.net.double()
     plain = PlainTaskRun(SMALL[kind], net, clients, method, seed)
     plain.play(ROUNDS, COHORT)
-    return {name: w.detach() for name, w in plain.net.named_parameters()}
+    x, y = take(federation.x, federation.test), take(federation.y, federation.test)
+    loss = SMALL[kind].loss(net(x), y).item()
+    return {name: w.detach() for name, w in net.named_parameters()}, loss
 
 
 def check(kind: str, method: str, engine: str, seeds: tuple[int, ...], **options: Any) -> None:
@@ -64,11 +66,10 @@ def check(kind: str, method: str, engine: str, seeds: tuple[int, ...], **options
     with Simulation(work, engine, options=options) as simulation:
         rows = list(simulation.rounds())
     for run, seed in zip(simulation.runs, seeds, strict=True):
-        wanted = expected(kind, method, seed)
-        assert run.state["params"].keys() == wanted.keys()
-        for name, w in wanted.items():
-            assert float((run.state["params"][name] - w).abs().max()) < 1e-12, name
-    assert all(run.error is None for run in simulation.runs) and len(rows) == ROUNDS
+        wanted, loss = expected(kind, method, seed)
+        assert distance(dict(run.state["params"]), wanted) < 1e-12
+        assert rows[-1][run.index]["test_loss"] == pytest.approx(loss, rel=1e-12)
+    assert len(rows) == ROUNDS
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -77,7 +78,12 @@ def test_serial_computes_what_plain_pytorch_does(kind: str, method: str) -> None
     check(kind, method, "serial", SEEDS[:1])
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", ["segmentation", "language", "own"])
+def test_gradients_weighted_by_examples_are_weighted_by_tokens(kind: str) -> None:
+    check(kind, "weighted", "batched", SEEDS, strategy="vmap")
+
+
+@pytest.mark.parametrize("method", [method for method in METHODS if method != "weighted"])
 @pytest.mark.parametrize("kind", [kind for kind in SMALL if kind not in ("mse", "mae")])
 @pytest.mark.parametrize(
     ("engine", "seeds", "options"),

@@ -118,7 +118,9 @@ def _own_file(what: str, text: str, file: Path | None) -> str:
     match = IN_FILE.fullmatch(text)
     if match is None:
         if names_file(text):
-            raise WireError(f"the server names the path of a Python file as {what}; a node runs none")
+            raise WireError(
+                f"the server names the path of a Python file as {what}; a node runs none"
+            )
         return text
     if file is None:
         raise WireError(f"the {what} is in a Python file; start the node with --network FILE.py")
