@@ -23,10 +23,10 @@ from feddkd.models.weight_files import Initial, with_initial
 from feddkd.rounds.availability import Availability, OnDivergence, tolerance
 from feddkd.rounds.evaluation import find_protocol
 from feddkd.rounds.loop import Row, warn_of_one_client
-from feddkd.rounds.metrics import Metric, find_metrics
+from feddkd.rounds.metrics import Metric, check_target, find_metrics
 from feddkd.runs.description import describe_job
 from feddkd.simulation import DTYPES, Job, Simulation, Start
-from feddkd.spec.types import Chance, Count, Share, Whole, checked
+from feddkd.spec.types import Chance, Count, Whole, checked
 from feddkd.tasks.lookup import find_task
 from feddkd.tasks.task import Task
 from feddkd.tensors import Tensors
@@ -60,7 +60,7 @@ def simulate(
     out: str | Path | None = None,
     progress: bool | None = None,
     on_round: Callable[[Row], Any] | None = None,
-    target: float | None = None,
+    target: float | str | None = None,
 ) -> Result:
     """Run a method on data in memory and return its result.
 
@@ -101,8 +101,8 @@ def simulate(
         progress: Show a progress bar on standard error; by default if that is a terminal.
         on_round: Called with the row of each round that is played. The run ends early if it returns
             True.
-        target: A value of the headline metric; the result's summary has the round and the costs at
-            which it was reached. The run does not stop there.
+        target: A value of the headline metric, or of a named one, as in "rmse <= 0.3". The result's
+            summary has the round and the costs at which it was reached; the run does not stop.
 
     Returns:
         The final tensors, a row of numbers for each round, and a summary. It prints as a table.
@@ -143,7 +143,8 @@ def simulate(
         diagnostics=diagnostics,
         delta=checked(delta, Chance | None, "delta"),
     )
-    target = checked(target, Share | None, "target")
+    target = checked(target, float | str | None, "target")
+    check_target(target, job.metrics)
     with RoundBars([(_names(chosen), job.rounds)], progress) as bars:
 
         def after_round(row: Row) -> bool:

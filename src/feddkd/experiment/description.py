@@ -21,7 +21,7 @@ from feddkd.randomness import Key
 from feddkd.rounds.availability import OnDivergence, Tolerance, tolerance
 from feddkd.rounds.evaluation import Protocol, find_protocol
 from feddkd.rounds.loop import cohort_size
-from feddkd.rounds.metrics import Metric, find_metrics
+from feddkd.rounds.metrics import Metric, check_target, find_metrics
 from feddkd.spec.python_file import names_file
 from feddkd.spec.types import Bound, Chance, Count, Share, Whole, checked
 from feddkd.tasks.lookup import find_task, task_digest_text
@@ -88,8 +88,9 @@ class Experiment:
     metrics: Sequence[str] | None = None
     # what is learned, or FILE.py:function; a function in a file is called when the data are ready
     task: str = "classification"
-    # value of the headline metric whose cost is reported; changes no number of the run
-    target: Share | None = None
+    # value of the headline metric on the test set, or of a named one ("rmse <= 0.3"), whose cost
+    # is reported; changes no number of the run
+    target: float | str | None = None
     # of the epsilon that methods with noise report; changes no number of the run
     delta: Chance | None = None
     name: str = ""  # a label for tables; changes no number of the run
@@ -107,6 +108,7 @@ class Experiment:
         cohort_size(self.cohort, self.clients, self.min_clients)
         self.canonical  # noqa: B018  # reads every text, and raises the errors in them now
         if not names_file(self.task):  # a file is not run before the experiment is
+            check_target(self.target, self.measured)
             self.parsed_method.check_task(self.parsed_task)
             if self.diagnostics:
                 check_offers(self.parsed_task, frozenset({"classes"}), "diagnostics")

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from feddkd.reports.families import Family, headline_of, target_of
-from feddkd.rounds.metrics import Metric, shown_in
+from feddkd.rounds.metrics import Metric, Target, shown_in
 from feddkd.runs.record import Record
-from feddkd.runs.summary import best_row, mean_and_std, to_target
+from feddkd.runs.summary import best_row, cost_of, mean_and_std
 
 
 @dataclass(frozen=True)
@@ -71,14 +71,14 @@ def _last_row(history: Sequence[Any]) -> Any:
     return history[-1]
 
 
-def target_columns(target: float) -> list[TableColumn]:
+def target_columns(target: Target) -> list[TableColumn]:
     """Return the columns about the seeds that reached a target, and what that cost them."""
 
     def hits(family: Family) -> list[float]:
-        return [float(to_target(record.history, target) is not None) for record in family]
+        return [float(cost_of(record.history, target) is not None) for record in family]
 
     def costs(family: Family, cost: Callable[[dict[str, Any]], float]) -> list[float]:
-        reached = [to_target(record.history, target) for record in family]
+        reached = [cost_of(record.history, target) for record in family]
         return [cost(one) for one in reached if one is not None]
 
     amounts: dict[str, Callable[[dict[str, Any]], float]] = {

@@ -121,13 +121,14 @@ def _metric_figures(
     records: Sequence[Record], named: dict[str, list[Record]]
 ) -> Iterator[tuple[str, Draw]]:
     """Yield the curves of each metric against each cost that all records have."""
-    first, target = headline_of(records), target_of(records)
+    target = target_of(records)
     metrics = dict.fromkeys(metric for record in records for metric in shown_in(record.history[0]))
     costs = [curves.spent(group) for group in named.values()]
     for metric in metrics:
         quantity = curves.on_test(metric)
         some = _with(named, quantity)
-        guide = metric.scale * target if target is not None and metric == first else None
+        is_guide = target is not None and target.metric == metric
+        guide = metric.scale * target.value if target is not None and is_guide else None
         for axis, title in curves.AXES.items():
             if some and all(axis in each for each in costs):
                 name = f"{metric.name}-{axis}".replace("_", "-")

@@ -49,7 +49,7 @@ def as_json(records: Sequence[Record]) -> dict[str, Any]:
         sections = _sections(chosen, group)
         line = {"method": label, "family": group[0].manifest["family"], "seeds": seeds, **sections}
         lines.append({**line, "to_target": sections.get("to_target")})
-    return {"target": target, "methods": lines}
+    return {"target": None if target is None else target.value, "methods": lines}
 
 
 def _sections(chosen: Sequence[TableColumn], group: Family) -> dict[str, dict[str, Any]]:
@@ -88,8 +88,7 @@ def caption(records: Sequence[Record]) -> list[str]:
         numbers = " or ".join(f"{delta:.3g}" for delta in sorted(deltas))
         lines.append(f"epsilon: differential privacy of clients at the end, at delta {numbers}")
     if target is not None:
-        goal = f"{metric.scale * target:g}{metric.unit}"
-        lines.append(f"hit: seeds that reached {goal}; then what that cost them on average")
+        lines.append(f"hit: seeds that reached {target.text}; then what that cost them on average")
     unfinished = sum(not record.finished for record in records)
     if unfinished:
         lines.append(f"unfinished runs, shown up to now: {unfinished} of {len(records)}")

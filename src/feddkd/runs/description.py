@@ -13,7 +13,7 @@ from feddkd.errors import InputError
 from feddkd.experiment import USUAL, Experiment
 from feddkd.models.functional import Model
 from feddkd.models.state_dicts import tensors_digest
-from feddkd.rounds.metrics import find_metrics
+from feddkd.rounds.metrics import Metric, find_metrics, own_facts
 from feddkd.runs.prepare import Prepared
 from feddkd.simulation import Job
 from feddkd.trees import named_tensors_of
@@ -29,7 +29,7 @@ class RunDescription:
     method: str
     seed: int
     labels: Sequence[str]  # names of the classes
-    target: float | None  # test accuracy whose cost is reported
+    target: float | str | None  # of a metric on the test set, whose cost is reported
     manifest: Mapping[str, Any]  # the part of manifest.json that says what is run
 
 
@@ -40,6 +40,7 @@ def describe_experiment(experiment: Experiment, ready: Prepared) -> RunDescripti
         "data": _data_facts(ready.data),
         "partition": {"digest": ready.split.digest, "sizes": ready.federation.sizes},
         **_network_facts(ready.model),
+        **_own_metrics(experiment.measured),
     }
     labels, target = ready.data.class_names, experiment.target
     return RunDescription(
@@ -56,6 +57,12 @@ def _data_facts(data: Data) -> dict[str, Any]:
     return {**facts, **({"values": values} if values else {})}
 
 
+def _own_metrics(metrics: Sequence[Metric]) -> dict[str, Any]:
+    """Return how to show metrics that are not the package's, if there are any."""
+    facts = own_facts(metrics)
+    return {"own_metrics": facts} if facts else {}
+
+
 def manifest_of(experiment: Experiment) -> dict[str, Any]:
     """Return the part of a manifest that follows from the experiment alone."""
     return {
@@ -67,7 +74,7 @@ def manifest_of(experiment: Experiment) -> dict[str, Any]:
     }
 
 
-def describe_job(job: Job, built: bool, target: float | None) -> RunDescription:
+def describe_job(job: Job, built: bool, target: float | str | None) -> RunDescription:
     """Return the description of a run on data in memory.
 
     Data and first weights are identified by their digests, the method by its text, the network by
@@ -113,6 +120,7 @@ def describe_job(job: Job, built: bool, target: float | None) -> RunDescription:
         "partition": {"digest": partition, "sizes": federation.sizes},
         "weights": weights,
         **_network_facts(job.model),
+        **_own_metrics(job.metrics),
     }
     classes = federation.classes if "labels" in job.model.task.offers else 0
     labels = [str(label) for label in range(classes)]

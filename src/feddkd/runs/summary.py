@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from feddkd.rounds.metrics import headline, shown_in
+from feddkd.rounds.metrics import Target, headline, read_target, shown_in
 
 if TYPE_CHECKING:
     from feddkd.runs.record import Row
@@ -13,7 +13,7 @@ COSTS = ("communications", "local_steps", "bytes_up", "bytes_down")
 BY_VALIDATION, BY_TEST = "best validation round", "best test round: no validation set"
 
 
-def summarise(history: "Sequence[Row]", target: float | None = None) -> dict[str, Any]:
+def summarise(history: "Sequence[Row]", target: float | str | None = None) -> dict[str, Any]:
     """Return the test metrics at the best round and at the end, the costs of the run, and the costs
     until the target was reached.
 
@@ -49,16 +49,18 @@ def best_row(history: "Sequence[Row]") -> "Row":
     return max(history, key=lambda row: metric.rank(row[by]))
 
 
-def to_target(history: "Sequence[Row]", target: float) -> dict[str, Any] | None:
-    """Return number and costs of the first round whose headline metric on the test set is as good
-    as the target; None if there is no such round.
+def to_target(history: "Sequence[Row]", target: float | str) -> dict[str, Any] | None:
+    """Return number and costs of the first round that reaches the target on the test set; None if
+    there is no such round.
     """
-    metric = headline(history)
-    for row in history:
-        if metric.rank(row[metric.test_key]) >= metric.rank(target):
-            costs = {cost: row[cost] for cost in COSTS}
-            return {"target": target, "round": row["round"], **costs}
-    return None
+    costs = cost_of(history, read_target(target, headline(history)))
+    return None if costs is None else {"target": target, **costs}
+
+
+def cost_of(history: "Sequence[Row]", target: Target) -> dict[str, Any] | None:
+    """Return number and costs of the first round that reaches the target, or None."""
+    row = next(filter(target.is_reached, history), None)
+    return None if row is None else {key: row[key] for key in ("round", *COSTS)}
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
