@@ -297,12 +297,13 @@ def _check_fit(
     with torch.no_grad():
         key = key.to(federation.device)
         output = model(params, buffers, x, mode="eval", key=key).logits
-    model.task.check_fit(federation.x, output, federation.y)
-    if "classes" in model.task.offers and output.shape[1] < federation.classes:
+    logits = output.shape[1] if output.dim() == 2 else federation.classes
+    if "classes" in model.task.offers and logits < federation.classes:
         raise InputError(
             f"labels go up to {federation.classes - 1}, so an example needs {federation.classes}"
-            f" logits or more; the network returns {output.shape[1]}"
+            f" logits or more; the network returns {logits}"
         )
+    model.task.check_fit(federation.x, output, federation.y)
     sample = Sample(output[:1].cpu(), take(federation.y, slice(1)), model.task)
     sample.check(job.metrics)
     return sample

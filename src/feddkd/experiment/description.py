@@ -37,6 +37,7 @@ USUAL = {
     "task": "classification()",
     "client_tests": "auto",
 }
+NEW_KEYS = ("task", "client_tests")  # not written with their default: older files lack them
 Fraction = typing.Annotated[float, Bound(least=0, below=1)]
 
 
@@ -229,8 +230,12 @@ class Experiment:
         return _digest({key: value for key, value in self.canonical.items() if key not in seeds})
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the keys with their written values, without those that are None."""
-        return {key: value for key, value in asdict(self).items() if value is not None}
+        """Return the keys with their written values, without those that are None, and without new
+        keys that have their default.
+        """
+        usual = {item.name: item.default for item in fields(self) if item.name in NEW_KEYS}
+        written = asdict(self).items()
+        return {k: value for k, value in written if value is not None and value != usual.get(k)}
 
 
 def _digest(canonical: Mapping[str, Any]) -> str:
