@@ -19,6 +19,7 @@ from feddkd.models.proof import FEW, prove
 from feddkd.rounds.availability import Tolerance
 from feddkd.rounds.costs import Costs
 from feddkd.rounds.evaluation import Protocol, Sample, confusions
+from feddkd.rounds.judging import ALWAYS, Judging
 from feddkd.rounds.loop import PATIENT, Row, Run, cohort_size, play
 from feddkd.rounds.metrics import DEFAULT, Metric
 from feddkd.rounds.privacy import ledger
@@ -51,6 +52,7 @@ class Job:
     protocol: Protocol = Protocol.GLOBAL
     metrics: Sequence[Metric] = DEFAULT
     tolerance: Tolerance = PATIENT
+    judging: Judging = ALWAYS
     diagnostics: bool = False
     delta: float | None = None  # goes with the epsilon that methods with noise report
 
@@ -178,6 +180,7 @@ class Simulation:
             diagnostics=job.diagnostics,
             first=first,
             tolerance=job.tolerance,
+            judging=job.judging,
         ):
             self.round = rows[0]["round"]
             yield rows

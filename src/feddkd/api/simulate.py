@@ -22,11 +22,12 @@ from feddkd.models.functional import Model, built, functional
 from feddkd.models.weight_files import Initial, with_initial
 from feddkd.rounds.availability import Availability, OnDivergence, tolerance
 from feddkd.rounds.evaluation import find_protocol
+from feddkd.rounds.judging import Judging
 from feddkd.rounds.loop import Row, warn_of_one_client
 from feddkd.rounds.metrics import Metric, check_target, find_metrics
 from feddkd.runs.description import describe_job
 from feddkd.simulation import DTYPES, Job, Simulation, Start
-from feddkd.spec.types import Chance, Count, Whole, checked
+from feddkd.spec.types import Chance, Count, Share, Whole, checked
 from feddkd.tasks.lookup import find_task
 from feddkd.tasks.task import Task
 from feddkd.tensors import Tensors
@@ -52,6 +53,8 @@ def simulate(
     evaluation: str = "auto",
     metrics: Sequence[str | Metric] | None = None,
     task: str | Task = "classification",
+    evaluate_every: int = 1,
+    evaluate_clients: int | float = 1.0,
     diagnostics: bool = False,
     delta: float | None = None,
     availability: str | Availability = "always()",
@@ -86,6 +89,9 @@ def simulate(
             default, or those of the task; also "macro_f1", "auc".
         task: What is learned: "classification", "binary", "multilabel", "regression",
             "segmentation", "language", or a `feddkd.Task`.
+        evaluate_every: Of this many rounds one is evaluated; the first and the last always are.
+        evaluate_clients: How many clients are evaluated, or which share of them, where
+            `evaluation` is one of clients: the same clients in all rounds.
         diagnostics: Add the theory's quantities (L1', L2', update norms, ...) to every row.
         delta: The delta of the epsilon that methods with noise report; 1 / (10 K) by default.
         availability: Which clients do not answer: "random(drop=0.1, late=0.05)",
@@ -140,6 +146,10 @@ def simulate(
         protocol=find_protocol(evaluation, chosen, own_tests=False),
         metrics=find_metrics(learned.metrics if metrics is None else metrics),
         tolerance=tolerance(availability, min_clients, on_divergence),
+        judging=Judging(
+            checked(evaluate_every, Count, "evaluate_every"),
+            checked(evaluate_clients, Count | Share, "evaluate_clients"),
+        ),
         diagnostics=diagnostics,
         delta=checked(delta, Chance | None, "delta"),
     )

@@ -20,6 +20,7 @@ from feddkd.models.weight_files import file_digest
 from feddkd.randomness import Key
 from feddkd.rounds.availability import OnDivergence, Tolerance, tolerance
 from feddkd.rounds.evaluation import Protocol, find_protocol
+from feddkd.rounds.judging import Judging
 from feddkd.rounds.loop import cohort_size
 from feddkd.rounds.metrics import Metric, check_target, find_metrics
 from feddkd.spec.python_file import names_file
@@ -36,6 +37,8 @@ USUAL = {
     "client_validation": "shared",
     "task": "classification()",
     "client_tests": "auto",
+    "evaluate_every": 1,
+    "evaluate_clients": 1.0,
 }
 NEW_KEYS = ("task", "client_tests")  # not written with their default: older files lack them
 Fraction = typing.Annotated[float, Bound(least=0, below=1)]
@@ -72,6 +75,10 @@ class Experiment:
     client_tests: Literal["auto", "own"] = "auto"
     transform: str | None = None  # replaces the transform of the data source
     evaluation: Literal["auto", "global", "client_mean", "client_pooled"] = "auto"
+    # of this many rounds one is evaluated; the first and the last always are
+    evaluate_every: Count = 1
+    # how many clients, or which share, are evaluated where clients are: the same in all rounds
+    evaluate_clients: Count | Share = 1.0
     # True: mini-batches are drawn. False: they are read in stored order, and a round continues
     # where the round before it ended. "distillation": they are drawn in DKD alone
     shuffle: bool | Literal["distillation"] = True
@@ -163,6 +170,11 @@ class Experiment:
         return (self.seed if self.split_seed is None else self.split_seed,)
 
     @property
+    def judging(self) -> Judging:
+        """The rounds and the clients that are evaluated."""
+        return Judging(self.evaluate_every, self.evaluate_clients)
+
+    @property
     def runs_a_file(self) -> bool:
         """True if running the experiment runs a Python file that it names."""
         return any(map(names_file, (self.model, self.data, self.task)))
@@ -216,6 +228,8 @@ class Experiment:
             "client_validation": "own" if validates_apart else "shared",
             "task": task_digest_text(self.task),
             "client_tests": self.client_tests,
+            "evaluate_every": self.evaluate_every,
+            "evaluate_clients": self.evaluate_clients,
         }
 
     @cached_property

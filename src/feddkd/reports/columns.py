@@ -14,7 +14,7 @@ import numpy as np
 from feddkd.reports.families import Family, headline_of, target_of
 from feddkd.rounds.metrics import Metric, Target, shown_in
 from feddkd.runs.record import Record
-from feddkd.runs.summary import best_row, cost_of, mean_and_std
+from feddkd.runs.summary import best_row, cost_of, last_judged, mean_and_std
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ def metric_columns(records: Sequence[Record]) -> list[TableColumn]:
     others = dict.fromkeys(metric for record in records for metric in shown_in(record.history[0]))
     return [
         _metric_column(first, "best", first.test_key, best_row),
-        _metric_column(first, "last", first.test_key, _last_row),
-        _metric_column(first, "average", first.average_key, _last_row),
+        _metric_column(first, "last", first.test_key, last_judged),
+        _metric_column(first, "average", first.average_key, last_judged),
         *(
             _metric_column(other, other.title, other.test_key, best_row, key="best")
             for other in others
@@ -65,10 +65,6 @@ def _metric_column(
 
     show = partial(mean_text, metric=metric)
     return TableColumn(name, values, show, metric.test_key, key, metric.scale, metric.digits)
-
-
-def _last_row(history: Sequence[Any]) -> Any:
-    return history[-1]
 
 
 def target_columns(target: Target) -> list[TableColumn]:

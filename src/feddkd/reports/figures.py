@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from feddkd.errors import InputError
 from feddkd.reports import curves
 from feddkd.reports.curves import Quantity
@@ -156,9 +158,10 @@ def _curves(
         for label, group in named.items():
             band, x = curves.band(group, quantity), curves.spent(group)[axis]
             if band is not None:
-                low, high = band.mean - band.std, band.mean + band.std
-                axes.plot(x, band.mean, label=label)
-                axes.fill_between(x, low, high, alpha=0.18, linewidth=0)
+                there = np.isfinite(band.mean)  # not every round is evaluated
+                mean, std = band.mean[there], band.std[there]
+                axes.plot(x[there], mean, label=label)
+                axes.fill_between(x[there], mean - std, mean + std, alpha=0.18, linewidth=0)
         if guide is not None:
             axes.axhline(guide, color="0.35", linestyle=":", linewidth=0.8)
         axes.set(xlabel=x_title, ylabel=y_title)

@@ -102,6 +102,7 @@ def describe_job(job: Job, built: bool, target: float | str | None) -> RunDescri
         "dtype": str(job.dtype).removeprefix("torch."),
         **_faults(job),
         **_task(job),
+        **_judging(job),
     }
     network = type(job.model.net).__name__
     given = {"method": method, "data": "memory", "partition": "memory", "model": network}
@@ -152,6 +153,12 @@ def _task(job: Job) -> dict[str, str]:
             " or leave out= away"
         )
     return {} if task.canonical == USUAL["task"] else {"task": task.canonical}
+
+
+def _judging(job: Job) -> dict[str, Any]:
+    """Return which rounds and clients are evaluated, if not all of them."""
+    chosen = {"evaluate_every": job.judging.every, "evaluate_clients": job.judging.clients}
+    return {key: value for key, value in chosen.items() if value != USUAL[key]}
 
 
 def _faults(job: Job) -> dict[str, Any]:

@@ -21,15 +21,16 @@ def summarise(history: "Sequence[Row]", target: float | str | None = None) -> di
     no validation set. The latter is an upper bound, and `selection` says so.
     """
     metric, best, last = headline(history), best_row(history), history[-1]
+    end = last_judged(history)
     others = [other for other in shown_in(history[0]) if other != metric]
     return {
         "rounds": last["round"],
         metric.test_key: best[metric.test_key],
         "best_round": best["round"],
         "selection": BY_VALIDATION if metric.validation_key in history[0] else BY_TEST,
-        f"final_{metric.test_key}": last[metric.test_key],
+        f"final_{metric.test_key}": end[metric.test_key],
         **{other.test_key: best.get(other.test_key) for other in others},
-        **{f"final_{other.test_key}": last.get(other.test_key) for other in others},
+        **{f"final_{other.test_key}": end.get(other.test_key) for other in others},
         **{cost: last[cost] for cost in COSTS},
         **{key: last[key] for key in ("epsilon", "delta") if key in last},
         "to_target": None if target is None else to_target(history, target),
@@ -46,7 +47,13 @@ def best_row(history: "Sequence[Row]") -> "Row":
     metric = headline(history)
     by = metric.validation_key if metric.validation_key in history[0] else metric.test_key
     # max keeps the first of equals
-    return max(history, key=lambda row: metric.rank(row[by]))
+    return max(history, key=lambda row: metric.rank(row.get(by)))
+
+
+def last_judged(history: "Sequence[Row]") -> "Row":
+    """Return the last row of a round that was evaluated."""
+    key = headline(history).test_key
+    return next((row for row in reversed(history) if key in row), history[-1])
 
 
 def to_target(history: "Sequence[Row]", target: float | str) -> dict[str, Any] | None:
