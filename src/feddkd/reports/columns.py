@@ -13,8 +13,11 @@ import numpy as np
 
 from feddkd.reports.families import Family, headline_of, target_of
 from feddkd.rounds.metrics import Metric, Target, shown_in
+from feddkd.runs.client_spread import client_spread
 from feddkd.runs.record import Record
 from feddkd.runs.summary import best_row, cost_of, last_judged, mean_and_std
+
+WORST = "worst 10 %"
 
 
 @dataclass(frozen=True)
@@ -42,16 +45,29 @@ def metric_columns(records: Sequence[Record]) -> list[TableColumn]:
     """Return the columns of metrics: best, last and average of the headline, then the others."""
     first = headline_of(records)
     others = dict.fromkeys(metric for record in records for metric in shown_in(record.history[0]))
+    by_client = any(first.client_key in record.history[0] for record in records)
     return [
         _metric_column(first, "best", first.test_key, best_row),
         _metric_column(first, "last", first.test_key, last_judged),
         _metric_column(first, "average", first.average_key, last_judged),
+        *([_worst_column(first)] if by_client else []),
         *(
             _metric_column(other, other.title, other.test_key, best_row, key="best")
             for other in others
             if other != first
         ),
     ]
+
+
+def _worst_column(metric: Metric) -> TableColumn:
+    """Return a column with the mean over the worst tenth of the clients, at the best round."""
+
+    def values(family: Family) -> list[float]:
+        spreads = [client_spread(best_row(record.history), metric) for record in family]
+        return [spread["worst_tenth"] for spread in spreads if spread is not None]
+
+    show, key = partial(mean_text, metric=metric), metric.test_key
+    return TableColumn(WORST, values, show, key, "worst_tenth", metric.scale, metric.digits)
 
 
 def _metric_column(

@@ -8,7 +8,7 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from feddkd.reports.columns import TableColumn, columns, metric_columns
+from feddkd.reports.columns import WORST, TableColumn, columns, metric_columns
 from feddkd.reports.families import Family, families, headline_of, labels, target_of
 from feddkd.reports.statistics import Paired
 from feddkd.runs.record import Record
@@ -82,6 +82,8 @@ def caption(records: Sequence[Record]) -> list[str]:
     others = [column.name for column in metric_columns(records)[3:]]
     if others:
         lines.append(f"{', '.join(others)}: at the round of best")
+    if WORST in others:
+        lines.append(f"{WORST}: mean over the tenth of the clients with the worst {metric.title}")
     ends = [record.history[-1] for record in records]
     deltas: set[float] = {end["delta"] for end in ends if "delta" in end}
     if deltas:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from feddkd.rounds.metrics import Target, headline, read_target, shown_in
+from feddkd.runs.client_spread import client_spreads
 
 if TYPE_CHECKING:
     from feddkd.runs.record import Row
@@ -15,7 +16,7 @@ BY_VALIDATION, BY_TEST = "best validation round", "best test round: no validatio
 
 def summarise(history: "Sequence[Row]", target: float | str | None = None) -> dict[str, Any]:
     """Return the test metrics at the best round and at the end, the costs of the run, and the costs
-    until the target was reached.
+    until the target was reached; at the best round also how metrics differ between clients.
 
     The headline metric picks the best round: on the validation set, or on the test set if there is
     no validation set. The latter is an upper bound, and `selection` says so.
@@ -33,6 +34,7 @@ def summarise(history: "Sequence[Row]", target: float | str | None = None) -> di
         **{f"final_{other.test_key}": end.get(other.test_key) for other in others},
         **{cost: last[cost] for cost in COSTS},
         **{key: last[key] for key in ("epsilon", "delta") if key in last},
+        **({"clients": spreads} if (spreads := client_spreads(best)) else {}),
         "to_target": None if target is None else to_target(history, target),
     }
 
