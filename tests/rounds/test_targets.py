@@ -45,6 +45,16 @@ def test_a_target_is_reached_in_the_direction_of_its_metric(
     assert found is None or found["target"] == target
 
 
+LOWER_IS_BETTER = {
+    "loss", "log_loss", "calibration_error", "mse", "rmse", "mae", "perplexity", "bits_per_token",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_errors_and_losses_are_better_when_lower(name: str) -> None:
+    assert METRICS[name].higher_is_better == (name not in LOWER_IS_BETTER)
+
+
 @pytest.mark.parametrize("name", METRICS)
 def test_the_best_round_follows_the_direction_of_every_metric(name: str) -> None:
     rows = history(name, [0.5, 0.9, 0.1])
