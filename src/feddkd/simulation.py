@@ -136,6 +136,13 @@ class Simulation:
                 " Flower they stay on their nodes; run it on another engine"
             )
 
+        whole = [metric.name for metric in self.job.metrics if metric.whole is not None]
+        if whole and (self.engine.remote or self.job.protocol is not Protocol.GLOBAL):
+            raise InputError(
+                f"metric {whole[0]!r} needs all predictions at once: it is for evaluation='global'"
+                " on this machine"
+            )
+
     def _restore(self, snapshots: Sequence[Snapshot]) -> None:
         for run, snapshot in zip(self.runs, snapshots, strict=False):
             run.state, run.costs = snapshot.state, snapshot.costs

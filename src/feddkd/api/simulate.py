@@ -86,7 +86,8 @@ def simulate(
         evaluation: Which models are tested on which data: "global", "client_mean" or
             "client_pooled". "auto" tests every client's model if clients keep tensors.
         metrics: The names of what is measured, the headline first: "accuracy" and "loss" by
-            default, or those of the task; also "macro_f1", "auc".
+            default, or those of the task; also "macro_f1", "auc", a `feddkd.extend.Metric`, or a
+            torchmetrics object where the global model is tested.
         task: What is learned: "classification", "binary", "multilabel", "regression",
             "segmentation", "language", or a `feddkd.Task`.
         evaluate_every: Of this many rounds one is evaluated; the first and the last always are.

@@ -24,6 +24,7 @@ from feddkd.method import Batch, Collect, Exchange, Fold, Method, Phase, own_mod
 from feddkd.models.functional import Model
 from feddkd.rounds.judging import ALWAYS, Judging
 from feddkd.rounds.metrics import DEFAULT, LOSS, Metric
+from feddkd.rounds.predictions import whole_values
 from feddkd.tasks.labels import CLASSIFICATION
 from feddkd.tasks.task import Task
 from feddkd.tensors import Groups, Tensors
@@ -126,10 +127,12 @@ def measure(
     replies = engine.exchange(Exchange(phase), orders)
     if not all(reply.clients for reply in replies):
         raise ClientError(f"no client answered the evaluation on {source} examples")
-    return [
-        _measured(reply, metrics, protocol, len(engine.sizes(order.run)))
-        for reply, order in zip(replies, orders, strict=True)
-    ]
+    measured = []
+    for reply, (run, state) in zip(replies, states, strict=True):
+        found = _measured(reply, metrics, protocol, len(engine.sizes(run)))
+        found.values.update(whole_values(engine, run, state, source, metrics))
+        measured.append(found)
+    return measured
 
 
 def confusions(
@@ -192,6 +195,8 @@ def _on_host(tally: Tensors) -> dict[str, Tensor]:
 
 
 def _value(metric: Metric, sums: Tensors, protocol: Protocol) -> float:
+    if metric.whole is not None:  # `whole_values` has it
+        return math.nan
     own = _sums_of(metric, sums)
     if protocol is not Protocol.CLIENT_MEAN:
         return metric.value({name: tensor.sum(0) for name, tensor in own.items()}).item()

@@ -6,6 +6,7 @@ from typing import Any
 from feddkd.errors import InputError, unknown
 from feddkd.rounds.metrics.classification import ACCURACY, LOSS
 from feddkd.rounds.metrics.metric import METRICS, OWN, Metric, known
+from feddkd.rounds.metrics.whole import is_object, of_object
 
 DEFAULT = (ACCURACY, LOSS)
 
@@ -23,6 +24,7 @@ def find_metrics(asked: Sequence[str | Metric] | None) -> tuple[Metric, ...]:
 
 
 def _find(asked: Any) -> Metric:
+    asked = of_object(asked) if is_object(asked) else asked
     if isinstance(asked, Metric):
         if METRICS.get(asked.name, asked) is not asked:
             raise InputError(f"there is another metric {asked.name!r} already; choose a new name")

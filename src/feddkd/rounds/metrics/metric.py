@@ -37,6 +37,8 @@ class Metric:
     by_client: bool = True  # rows list the value of each client, if clients are judged one by one
     in_tables: bool = True  # summaries, tables and charts show it
     skips_undefined: bool = False  # clients for which it is NaN are left out of the mean
+    # (all outputs, all targets) -> value, in place of sums: only for the global model
+    whole: Callable[[Tensor, Any], float] | None = None
 
     @property
     def test_key(self) -> str:
