@@ -1,4 +1,4 @@
-"""What does not fit a task is refused by name before a run: targets, networks, metrics, methods."""
+"""Targets, networks, metrics and methods that do not fit a task are refused by name before a run."""
 
 from collections.abc import Callable
 from pathlib import Path

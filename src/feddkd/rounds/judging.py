@@ -1,4 +1,4 @@
-"""Which rounds are evaluated, and with how many clients: for runs in which evaluation dominates."""
+"""The rule by which rounds and clients are evaluated, for runs in which evaluation dominates."""
 
 from dataclasses import dataclass
 

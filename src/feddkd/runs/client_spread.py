@@ -1,4 +1,4 @@
-"""How a metric differs between clients, from the values of one row."""
+"""The differences of a metric between clients, from the values of one row."""
 
 import statistics
 from collections.abc import Mapping
