@@ -1,4 +1,4 @@
-"""Targets, networks, metrics and methods that do not fit a task are refused by name before a run."""
+"""Targets, networks, metrics and methods that do not fit a task are refused by name first."""
 
 from collections.abc import Callable
 from pathlib import Path
