@@ -110,7 +110,8 @@ def _open(config: NodeConfig, experiment_text: str, facts_text: str) -> NodeExpe
     federation = config.federation(experiment, facts)
     model = _network(config, sent, federation)
     start = Start(experiment.seed, federation, *model.start())
-    job = Job(model, experiment.parsed_method, [start], dtype=DTYPES[experiment.dtype])
+    dtype, metrics = DTYPES[experiment.dtype], experiment.measured
+    job = Job(model, experiment.parsed_method, [start], dtype=dtype, metrics=metrics)
     begun = begin(job, find_device(config.device))
     return NodeExperiment(
         sent.name, experiment, begun.model, begun.federations[0], begun.memos[0], begun.sample

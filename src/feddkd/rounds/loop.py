@@ -20,6 +20,7 @@ from feddkd.rounds.availability import Tolerance
 from feddkd.rounds.diagnostics import diagnose
 from feddkd.rounds.evaluation import ONE_OF_TWO, Measured, Protocol, Sample, measure
 from feddkd.rounds.exchange import Exchanges, prepare_order
+from feddkd.rounds.judging import ALWAYS, Judging
 from feddkd.rounds.metrics import DEFAULT, Metric
 from feddkd.rounds.turns import Row as Row
 from feddkd.rounds.turns import Run as Run
@@ -46,6 +47,7 @@ def play(
     diagnostics: bool = False,
     first: int = 1,
     tolerance: Tolerance = PATIENT,
+    judging: Judging = ALWAYS,
 ) -> Iterator[list[Row]]:
     """Play the rounds `first` to `last` and yield for each round one row for each run. The states
     and costs of the runs are updated on the way.
@@ -57,8 +59,9 @@ def play(
         method.fitted(model),
         Exchanges(model, engine, tolerance),
         cohort,
-        partial(measure, engine, protocol=protocol, metrics=metrics, sample=sample),
+        partial(measure, engine, protocol=protocol, metrics=metrics, sample=sample, rule=judging),
         diagnostics,
+        partial(judging.is_due, last=last),
         protocol is not Protocol.GLOBAL,
     )
     play_round = loop.round if tolerance.on_divergence == "continue" else loop.checked_round
@@ -87,6 +90,7 @@ class Loop:
     cohort: int
     measure: Measure
     diagnostics: bool
+    is_judged: Callable[[int], bool]  # whether a round is evaluated
     judges_clients: bool = False  # the clients' own models are judged, not the global one
 
     @property
@@ -154,7 +158,7 @@ class Loop:
     def _judge(self, turns: Sequence[Turn], prefix: str = "") -> None:
         """Evaluate the models and enter the metrics in the rows."""
         states = [(turn.run.index, turn.run.state) for turn in turns]
-        if not states:
+        if not states or not self.is_judged(turns[0].round):
             return
         _enter(turns, f"{prefix}test", self.measure(states, source="test"))
         if all(turn.run.has_validation for turn in turns):

@@ -230,6 +230,7 @@ def job(experiments: Sequence[Experiment], prepared: Sequence[Prepared]) -> Job:
         protocol=first.protocol,
         metrics=first.measured,
         tolerance=first.tolerance,
+        judging=first.judging,
         diagnostics=first.diagnostics,
         delta=first.delta,
     )
