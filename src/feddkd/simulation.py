@@ -25,6 +25,7 @@ from feddkd.rounds.job_checks import (
     check_public,
     warn_of_nothing_private,
 )
+from feddkd.rounds.judging import ALWAYS, Judging
 from feddkd.rounds.loop import PATIENT, Row, Run, cohort_size, play
 from feddkd.rounds.metrics import DEFAULT, Metric
 from feddkd.rounds.privacy import ledger
@@ -57,6 +58,7 @@ class Job:
     protocol: Protocol = Protocol.GLOBAL
     metrics: Sequence[Metric] = DEFAULT
     tolerance: Tolerance = PATIENT
+    judging: Judging = ALWAYS
     diagnostics: bool = False
     delta: float | None = None  # goes with the epsilon that methods with noise report
 
@@ -140,6 +142,13 @@ class Simulation:
                 " Flower they stay on their nodes; run it on another engine"
             )
 
+        whole = [metric.name for metric in self.job.metrics if metric.whole is not None]
+        if whole and (self.engine.remote or self.job.protocol is not Protocol.GLOBAL):
+            raise InputError(
+                f"metric {whole[0]!r} needs all predictions at once: it is for evaluation='global'"
+                " on this machine"
+            )
+
     def _restore(self, snapshots: Sequence[Snapshot]) -> None:
         for run, snapshot in zip(self.runs, snapshots, strict=False):
             run.state, run.costs = snapshot.state, snapshot.costs
@@ -184,6 +193,7 @@ class Simulation:
             diagnostics=job.diagnostics,
             first=first,
             tolerance=job.tolerance,
+            judging=job.judging,
         ):
             self.round = rows[0]["round"]
             yield rows

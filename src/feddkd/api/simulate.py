@@ -20,8 +20,9 @@ from feddkd.models.functional import Model, built, functional
 from feddkd.models.weight_files import Initial, with_initial
 from feddkd.rounds.availability import Availability, OnDivergence, tolerance
 from feddkd.rounds.evaluation import find_protocol
+from feddkd.rounds.judging import Judging
 from feddkd.rounds.loop import Row, warn_of_one_client
-from feddkd.rounds.metrics import Metric, find_metrics
+from feddkd.rounds.metrics import Metric, check_target, find_metrics
 from feddkd.runs.description import describe_job
 from feddkd.simulation import DTYPES, Job, Simulation, Start
 from feddkd.spec.types import Chance, Count, Share, Whole, checked
@@ -51,6 +52,8 @@ def simulate(
     evaluation: str = "auto",
     metrics: Sequence[str | Metric] | None = None,
     task: str | Task = "classification",
+    evaluate_every: int = 1,
+    evaluate_clients: int | float = 1.0,
     diagnostics: bool = False,
     delta: float | None = None,
     availability: str | Availability = "always()",
@@ -59,7 +62,7 @@ def simulate(
     out: str | Path | None = None,
     progress: bool | None = None,
     on_round: Callable[[Row], Any] | None = None,
-    target: float | None = None,
+    target: float | str | None = None,
 ) -> Result:
     """Run a method on data in memory and return its result.
 
@@ -85,9 +88,13 @@ def simulate(
         evaluation: Which models are tested on which data: "global", "client_mean" or
             "client_pooled". "auto" tests every client's model if clients keep tensors.
         metrics: The names of what is measured, the headline first: "accuracy" and "loss" by
-            default, or those of the task; also "macro_f1", "auc".
+            default, or those of the task; also "macro_f1", "auc", a `feddkd.extend.Metric`, or a
+            torchmetrics object where the global model is tested.
         task: What is learned: "classification", "binary", "multilabel", "regression",
             "segmentation", "language", or a `feddkd.Task`.
+        evaluate_every: Of this many rounds one is evaluated; the first and the last always are.
+        evaluate_clients: How many clients are evaluated, or which share of them, where
+            `evaluation` is one of clients: the same clients in all rounds.
         diagnostics: Add the theory's quantities (L1', L2', update norms, ...) to every row.
         delta: The delta of the epsilon that methods with noise report; 1 / (10 K) by default.
         availability: Which clients do not answer: "random(drop=0.1, late=0.05)",
@@ -103,8 +110,8 @@ def simulate(
         progress: Show a progress bar on standard error; by default if that is a terminal.
         on_round: Called with the row of each round that is played. The run ends early if it returns
             True.
-        target: A value of the headline metric; the result's summary has the round and the costs at
-            which it was reached. The run does not stop there.
+        target: A value of the headline metric, or of a named one, as in "rmse <= 0.3". The result's
+            summary has the round and the costs at which it was reached; the run does not stop.
 
     Returns:
         The final tensors, a row of numbers for each round, and a summary. It prints as a table.
@@ -131,10 +138,15 @@ def simulate(
         protocol=find_protocol(evaluation, chosen, federation.own_test is not None),
         metrics=find_metrics(learned.metrics if metrics is None else metrics),
         tolerance=tolerance(availability, min_clients, on_divergence),
+        judging=Judging(
+            checked(evaluate_every, Count, "evaluate_every"),
+            checked(evaluate_clients, Count | Share, "evaluate_clients"),
+        ),
         diagnostics=diagnostics,
         delta=checked(delta, Chance | None, "delta"),
     )
-    target = checked(target, Share | None, "target")
+    target = checked(target, float | str | None, "target")
+    check_target(target, job.metrics)
     with RoundBars([(_names(chosen), job.rounds)], progress) as bars:
 
         def after_round(row: Row) -> bool:

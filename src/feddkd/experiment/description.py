@@ -20,8 +20,9 @@ from feddkd.models.weight_files import file_digest
 from feddkd.randomness import Key
 from feddkd.rounds.availability import OnDivergence, Tolerance, tolerance
 from feddkd.rounds.evaluation import Protocol, find_protocol
+from feddkd.rounds.judging import Judging
 from feddkd.rounds.loop import cohort_size
-from feddkd.rounds.metrics import Metric, find_metrics
+from feddkd.rounds.metrics import Metric, check_target, find_metrics
 from feddkd.spec.python_file import names_file
 from feddkd.spec.types import Bound, Chance, Count, Share, Whole, checked
 from feddkd.tasks.lookup import find_task, task_digest_text
@@ -36,6 +37,8 @@ USUAL = {
     "client_validation": "shared",
     "task": "classification()",
     "client_tests": "auto",
+    "evaluate_every": 1,
+    "evaluate_clients": 1.0,
 }
 NEW_KEYS = ("task", "client_tests")  # not written with their default: older files lack them
 Fraction = typing.Annotated[float, Bound(least=0, below=1)]
@@ -72,6 +75,10 @@ class Experiment:
     client_tests: Literal["auto", "own"] = "auto"
     transform: str | None = None  # replaces the transform of the data source
     evaluation: Literal["auto", "global", "client_mean", "client_pooled"] = "auto"
+    # of this many rounds one is evaluated; the first and the last always are
+    evaluate_every: Count = 1
+    # how many clients, or which share, are evaluated where clients are: the same in all rounds
+    evaluate_clients: Count | Share = 1.0
     # True: mini-batches are drawn. False: they are read in stored order, and a round continues
     # where the round before it ended. "distillation": they are drawn in DKD alone
     shuffle: bool | Literal["distillation"] = True
@@ -89,8 +96,9 @@ class Experiment:
     metrics: Sequence[str] | None = None
     # what is learned, or FILE.py:function; a function in a file is called when the data are ready
     task: str = "classification"
-    # value of the headline metric whose cost is reported; changes no number of the run
-    target: Share | None = None
+    # value of the headline metric on the test set, or of a named one ("rmse <= 0.3"), whose cost
+    # is reported; changes no number of the run
+    target: float | str | None = None
     # of the epsilon that methods with noise report; changes no number of the run
     delta: Chance | None = None
     name: str = ""  # a label for tables; changes no number of the run
@@ -108,6 +116,7 @@ class Experiment:
         cohort_size(self.cohort, self.clients, self.min_clients)
         self.canonical  # noqa: B018  # reads every text, and raises the errors in them now
         if not names_file(self.task):  # a file is not run before the experiment is
+            check_target(self.target, self.measured)
             self.parsed_method.check_task(self.parsed_task)
             if self.diagnostics:
                 check_offers(self.parsed_task, frozenset({"classes"}), "diagnostics")
@@ -159,6 +168,11 @@ class Experiment:
     def split_key(self) -> Key:
         """The key of the draws of validation set and partition."""
         return (self.seed if self.split_seed is None else self.split_seed,)
+
+    @property
+    def judging(self) -> Judging:
+        """The rounds and the clients that are evaluated."""
+        return Judging(self.evaluate_every, self.evaluate_clients)
 
     @property
     def runs_a_file(self) -> bool:
@@ -214,6 +228,8 @@ class Experiment:
             "client_validation": "own" if validates_apart else "shared",
             "task": task_digest_text(self.task),
             "client_tests": self.client_tests,
+            "evaluate_every": self.evaluate_every,
+            "evaluate_clients": self.evaluate_clients,
         }
 
     @cached_property

@@ -42,6 +42,7 @@ from feddkd.randomness import Key as Key
 from feddkd.randomness import generator as generator
 from feddkd.rounds.availability import AVAILABILITIES as AVAILABILITIES
 from feddkd.rounds.availability import Availability as Availability
+from feddkd.rounds.metrics import Metric as Metric
 from feddkd.runs.prepare import prepare as prepare
 from feddkd.spec.schedules import Rate as Rate
 from feddkd.spec.schedules import Repeat as Repeat

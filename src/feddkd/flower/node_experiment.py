@@ -40,6 +40,9 @@ class NodeExperiment:
     def phase(self, key: Key, name: str) -> Phase:
         """Return the phase of the exchange with this key."""
         if purpose_of(key) == "evaluate":
+            preparing = self.experiment.parsed_method.judging
+            if preparing is not None and name == preparing.name:
+                return preparing
             return find_phase(name, self.experiment.measured, self.sample, self.federation.classes)
         if purpose_of(key) == "diagnose":
             return diagnostics.PHASE
@@ -107,7 +110,8 @@ def _open(config: NodeConfig, experiment_text: str, facts_text: str) -> NodeExpe
     federation = config.federation(experiment, facts)
     model = _network(config, sent, federation)
     start = Start(experiment.seed, federation, *model.start())
-    job = Job(model, experiment.parsed_method, [start], dtype=DTYPES[experiment.dtype])
+    dtype, metrics = DTYPES[experiment.dtype], experiment.measured
+    job = Job(model, experiment.parsed_method, [start], dtype=dtype, metrics=metrics)
     begun = begin(job, find_device(config.device))
     return NodeExperiment(
         sent.name, experiment, begun.model, begun.federations[0], begun.memos[0], begun.sample

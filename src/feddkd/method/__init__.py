@@ -14,14 +14,17 @@ from feddkd.method.client import Gradient as Gradient
 from feddkd.method.client import Loss as Loss
 from feddkd.method.client import Targets as Targets
 from feddkd.method.client import own_model as own_model
+from feddkd.method.client import own_tensors as own_tensors
 from feddkd.method.client import probe_of as probe_of
 from feddkd.method.client import uploads as uploads
 from feddkd.method.method import Method as Method
 from feddkd.method.method import Private as Private
+from feddkd.method.method import matching as matching
 from feddkd.method.phases import NOTHING as NOTHING
 from feddkd.method.phases import NOWHERE as NOWHERE
 from feddkd.method.phases import Collect as Collect
 from feddkd.method.phases import Exchange as Exchange
+from feddkd.method.phases import Fact as Fact
 from feddkd.method.phases import Part as Part
 from feddkd.method.phases import Phase as Phase
 from feddkd.method.phases import ServerFn as ServerFn

@@ -16,6 +16,10 @@ from feddkd.spec.schedules import ONCE, Repeat, Schedule
 from feddkd.tasks.task import Offer
 from feddkd.tensors import Groups, Tensors
 
+# Numbers that a client knows of the examples it reads: the mini-batches in an epoch, and the
+# examples of each class.
+Fact = Literal["batches", "labels"]
+
 
 class Collect(Enum):
     """Rules by which the server gathers one group of the uploads."""
@@ -66,6 +70,8 @@ class Phase:
     client: Fold | Gradient | None
     server: ServerFn
     reads: Reads = NOTHING  # the examples of the client half, in batches
+    # facts of these examples that `start` finds in memo["facts"]
+    facts: frozenset[Fact] = frozenset()
 
     # What is sent and what is uploaded.
     collect: Mapping[str, Collect] = field(default_factory=dict)  # upload group -> rule
@@ -84,7 +90,9 @@ class Phase:
     unfolds: "Callable[[Model], tuple[Phase, ...]] | None" = None
     # (state after a repetition) -> True to skip the repetitions that are left in this round
     over: Callable[[Groups], Tensor] | None = None
-    at: Literal["clients", "server"] = "clients"  # "server": it runs the client half itself
+    # "server": the server runs the client half itself. "judging": all clients do it before each
+    # evaluation of their own models, and it is part of the evaluation, not of a round
+    at: Literal["clients", "server", "judging"] = "clients"
 
     # Its place in a round.
     # True if it improves an existing shared model: then the model before it is evaluated, too

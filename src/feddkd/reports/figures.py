@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from feddkd.errors import InputError
 from feddkd.reports import curves
 from feddkd.reports.curves import Quantity
@@ -121,13 +123,14 @@ def _metric_figures(
     records: Sequence[Record], named: dict[str, list[Record]]
 ) -> Iterator[tuple[str, Draw]]:
     """Yield the curves of each metric against each cost that all records have."""
-    first, target = headline_of(records), target_of(records)
+    target = target_of(records)
     metrics = dict.fromkeys(metric for record in records for metric in shown_in(record.history[0]))
     costs = [curves.spent(group) for group in named.values()]
     for metric in metrics:
         quantity = curves.on_test(metric)
         some = _with(named, quantity)
-        guide = metric.scale * target if target is not None and metric == first else None
+        is_guide = target is not None and target.metric == metric
+        guide = metric.scale * target.value if target is not None and is_guide else None
         for axis, title in curves.AXES.items():
             if some and all(axis in each for each in costs):
                 name = f"{metric.name}-{axis}".replace("_", "-")
@@ -155,9 +158,10 @@ def _curves(
         for label, group in named.items():
             band, x = curves.band(group, quantity), curves.spent(group)[axis]
             if band is not None:
-                low, high = band.mean - band.std, band.mean + band.std
-                axes.plot(x, band.mean, label=label)
-                axes.fill_between(x, low, high, alpha=0.18, linewidth=0)
+                there = np.isfinite(band.mean)  # not every round is evaluated
+                mean, std = band.mean[there], band.std[there]
+                axes.plot(x[there], mean, label=label)
+                axes.fill_between(x[there], mean - std, mean + std, alpha=0.18, linewidth=0)
         if guide is not None:
             axes.axhline(guide, color="0.35", linestyle=":", linewidth=0.8)
         axes.set(xlabel=x_title, ylabel=y_title)

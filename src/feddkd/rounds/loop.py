@@ -13,13 +13,14 @@ import torch
 
 from feddkd.engines.interface import Engine
 from feddkd.errors import InputError
-from feddkd.method import Method
+from feddkd.method import Exchange, Method
 from feddkd.models.functional import Model
 from feddkd.randomness import generator
 from feddkd.rounds.availability import Tolerance
 from feddkd.rounds.diagnostics import diagnose
 from feddkd.rounds.evaluation import ONE_OF_TWO, Measured, Protocol, Sample, measure
-from feddkd.rounds.exchange import Exchanges
+from feddkd.rounds.exchange import Exchanges, prepare_order
+from feddkd.rounds.judging import ALWAYS, Judging
 from feddkd.rounds.metrics import DEFAULT, Metric
 from feddkd.rounds.turns import Row as Row
 from feddkd.rounds.turns import Run as Run
@@ -46,6 +47,7 @@ def play(
     diagnostics: bool = False,
     first: int = 1,
     tolerance: Tolerance = PATIENT,
+    judging: Judging = ALWAYS,
 ) -> Iterator[list[Row]]:
     """Play the rounds `first` to `last` and yield for each round one row for each run. The states
     and costs of the runs are updated on the way.
@@ -57,8 +59,10 @@ def play(
         method.fitted(model),
         Exchanges(model, engine, tolerance),
         cohort,
-        partial(measure, engine, protocol=protocol, metrics=metrics, sample=sample),
+        partial(measure, engine, protocol=protocol, metrics=metrics, sample=sample, rule=judging),
         diagnostics,
+        partial(judging.is_due, last=last),
+        protocol is not Protocol.GLOBAL,
     )
     play_round = loop.round if tolerance.on_divergence == "continue" else loop.checked_round
     for t in range(first, last + 1):
@@ -86,6 +90,8 @@ class Loop:
     cohort: int
     measure: Measure
     diagnostics: bool
+    is_judged: Callable[[int], bool]  # whether a round is evaluated
+    judges_clients: bool = False  # the clients' own models are judged, not the global one
 
     @property
     def engine(self) -> Engine:
@@ -122,9 +128,11 @@ class Loop:
             turns = [turn for turn in turns if turn.run.error is None]
             if exchange.phase.refines and not averages:
                 averages = {turn.run.index: turn.run.state for turn in turns}
+                self._prepare_clients(turns, 1)
                 self._judge(turns, prefix="average_")
             self.exchanges.perform(exchange, turns)
         turns = [turn for turn in turns if turn.run.error is None]
+        self._prepare_clients(turns, 2)
         self._judge(turns)
         if self.diagnostics:
             self._diagnose([turn for turn in turns if not turn.over], averages)
@@ -135,10 +143,22 @@ class Loop:
         run.state = {**run.state, "start": run.state["params"]}
         return Turn(run, t, clients, {"round": t, "clients": list(clients)})
 
+    def _prepare_clients(self, turns: Sequence[Turn], step: int) -> None:
+        """Let all clients do the method's phase before their models are judged, if it has one.
+
+        `step` counts the evaluations of a round; random draws follow it.
+        """
+        phase = self.method.judging
+        if phase is None or not turns or not self.judges_clients:
+            return
+        exchange = Exchange(phase, step=step, steps=2, retain=self.method.held)
+        orders = [prepare_order(exchange, turn, self.engine) for turn in turns]
+        self.engine.exchange(exchange, orders)
+
     def _judge(self, turns: Sequence[Turn], prefix: str = "") -> None:
         """Evaluate the models and enter the metrics in the rows."""
         states = [(turn.run.index, turn.run.state) for turn in turns]
-        if not states:
+        if not states or not self.is_judged(turns[0].round):
             return
         _enter(turns, f"{prefix}test", self.measure(states, source="test"))
         if all(turn.run.has_validation for turn in turns):

@@ -113,6 +113,8 @@ def forecast(experiments: Sequence[Experiment], how: How, done: int = 0) -> Fore
     sizes = [size for start in tried.starts for size in start.federation.sizes]
     rounds = range(done + 1, first.length(how.until) + 1)
     counts = Counter(id(exchange.phase) for t in rounds for exchange in method.plan(t))
+    if method.judging is not None:
+        counts[id(method.judging)] = len(rounds) * method.evaluations
     # once: choosing and compiling; in every round: evaluation, and the rest of the server's work
     every_round = sum(seen.seconds for seen in few.others) + min(few.besides, more.besides)
     seconds = few.first + len(rounds) * every_round

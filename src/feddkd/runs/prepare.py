@@ -16,6 +16,7 @@ from feddkd.errors import InputError
 from feddkd.experiment import Experiment
 from feddkd.models.functional import Model, built
 from feddkd.models.weight_files import with_initial
+from feddkd.rounds.metrics import check_target
 from feddkd.tasks.task import Task
 from feddkd.trees import kind_in_words
 
@@ -63,6 +64,7 @@ def _prepare(experiment: Experiment, folder: Path | None) -> Prepared:
     )
     check_held(data, federation.parts)
     check_targets(experiment.parsed_task, data)
+    check_target(experiment.target, experiment.measured)
     outputs = outputs_of(experiment.parsed_task, federation)
     federation = replace(federation, classes=federation.classes or outputs)
     return Prepared(data, split, federation, network(experiment, federation.shape, outputs))
