@@ -57,12 +57,14 @@ if TYPE_CHECKING:
     from feddkd.methods import moon as moon
     from feddkd.methods import parse as parse
     from feddkd.methods import private as private
+    from feddkd.methods import quantise as quantise
     from feddkd.methods import scaffold as scaffold
     from feddkd.methods import server_adagrad as server_adagrad
     from feddkd.methods import server_adam as server_adam
     from feddkd.methods import server_momentum as server_momentum
     from feddkd.methods import server_optimiser as server_optimiser
     from feddkd.methods import server_yogi as server_yogi
+    from feddkd.methods import topk as topk
     from feddkd.models.functional import functional as functional
     from feddkd.tasks.task import Task as Task
 
@@ -74,9 +76,9 @@ __all__ = [
     "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedbn", "fedcm", "feddf", "feddistill",
     "feddistill_plus", "feddyn", "feded", "fedexp", "fedgamma", "fedgen", "fedgkd", "fedlesam",
     "fedma", "fedmax", "fednova", "fedntd", "fedprox", "fedsam", "fedsmoo", "fedspeed", "fedyogi",
-    "functional", "load", "local_bn", "local_only", "mofedsam", "moon", "parse", "private", "run",
-    "scaffold", "server_adagrad", "server_adam", "server_momentum",
-    "server_optimiser", "server_yogi", "simulate",
+    "functional", "load", "local_bn", "local_only", "mofedsam", "moon", "parse", "private",
+    "quantise", "run", "scaffold", "server_adagrad", "server_adam", "server_momentum",
+    "server_optimiser", "server_yogi", "simulate", "topk",
 ]  # fmt: skip
 # module -> the names that it has
 _PLACES = {

@@ -51,6 +51,8 @@ class Reply(NamedTuple):
     collected: Groups
     # (clients that took part, clients needed) if too few did and nothing could be gathered
     short: tuple[int, int] | None = None
+    # bytes of all uploads if they were compressed; None: those of the tensors in `collected`
+    uploaded: int | None = None
 
 
 class Engine(Protocol):

@@ -16,7 +16,13 @@ def check_summable(experiment: Mapping[str, Any], threshold: float) -> None:
             f"threshold is a fraction of the cohort, more than a half and at most 1, not"
             f" {threshold:g}"
         )
-    for phase in parse(experiment["method"]).phases:
+    method = parse(experiment["method"])
+    if method.codec is not None:
+        raise InputError(
+            "secure aggregation adds up masked uploads, and compressed uploads cannot be added:"
+            f" leave the compression out of {experiment['method']}"
+        )
+    for phase in method.phases:
         if phase.asks_clients and not _is_summed(phase):
             raise InputError(
                 f"secure aggregation gives only sums, but phase {phase.name!r} of"

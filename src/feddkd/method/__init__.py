@@ -16,6 +16,8 @@ from feddkd.method.client import Targets as Targets
 from feddkd.method.client import own_model as own_model
 from feddkd.method.client import probe_of as probe_of
 from feddkd.method.client import uploads as uploads
+from feddkd.method.codec import Codec as Codec
+from feddkd.method.codec import Parts as Parts
 from feddkd.method.method import Method as Method
 from feddkd.method.method import Private as Private
 from feddkd.method.phases import NOTHING as NOTHING

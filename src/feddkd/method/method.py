@@ -5,6 +5,8 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 from feddkd.errors import InputError, choices, did_you_mean
+from feddkd.method.codec import Codec
+from feddkd.method.compression import check_compressible, compressed
 from feddkd.method.phases import NOWHERE, Exchange, Phase, World, in_stored_order
 from feddkd.models.functional import Model
 from feddkd.spec.registry import Spelled
@@ -26,6 +28,7 @@ class Method(Spelled):
     phases: tuple[Phase, ...]
     private: frozenset[Private] = frozenset({"none"})
     private_patterns: frozenset[str] = frozenset()
+    codec: Codec | None = None  # compresses the uploads of all phases
 
     def __repr__(self) -> str:
         """Return the text of the method, or the names of its phases if it was made by hand."""
@@ -41,10 +44,13 @@ class Method(Spelled):
                 "cannot join a registered method and one that is not registered with |: register"
                 f" both with METHODS.register ({self!r} and {other!r})"
             )
+        if self.codec and other.codec:
+            raise InputError(f"{self} | {other} compresses uploads twice: one way is enough")
         joined = Method(
             self.phases + other.phases,
             self.private | other.private,
             self.private_patterns | other.private_patterns,
+            self.codec or other.codec,
             calls=self.calls + other.calls,
         )
         joined.check_order()
@@ -77,6 +83,8 @@ class Method(Spelled):
                     f"phase {phase.name!r} {action} a shared model, and in {self} whole models stay"
                     " with the clients"
                 )
+            if self.codec:
+                check_compressible(phase)
             left |= phase.leaves | phase.keeps
 
     def check_task(self, task: Task) -> None:
@@ -89,7 +97,9 @@ class Method(Spelled):
         phases: list[Phase] = []
         for phase in self.phases:
             phases += phase.unfolds(model) if phase.unfolds else (phase,)
-        return replace(self, phases=tuple(phases))
+        if self.codec:
+            phases = [compressed(phase, n, self.codec) for n, phase in enumerate(phases)]
+        return replace(self, phases=tuple(phases), codec=None)
 
     def in_stored_order(self, distilling: bool = True) -> "Method":
         """Return the method without shuffling of examples.

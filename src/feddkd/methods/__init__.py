@@ -35,6 +35,7 @@ from feddkd.methods.fedspeed import fedspeed as fedspeed
 from feddkd.methods.local_only import local_only as local_only
 from feddkd.methods.moon import moon as moon
 from feddkd.methods.private import private as private
+from feddkd.methods.quantise import quantise as quantise
 from feddkd.methods.registry import METHODS as METHODS
 from feddkd.methods.registry import parse as parse
 from feddkd.methods.scaffold import scaffold as scaffold
@@ -43,3 +44,4 @@ from feddkd.methods.server_optimisers import server_adam as server_adam
 from feddkd.methods.server_optimisers import server_momentum as server_momentum
 from feddkd.methods.server_optimisers import server_optimiser as server_optimiser
 from feddkd.methods.server_optimisers import server_yogi as server_yogi
+from feddkd.methods.topk import topk as topk
