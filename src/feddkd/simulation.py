@@ -22,6 +22,8 @@ from feddkd.rounds.evaluation import Protocol, Sample, confusions
 from feddkd.rounds.loop import PATIENT, Row, Run, cohort_size, play
 from feddkd.rounds.metrics import DEFAULT, Metric
 from feddkd.rounds.privacy import ledger
+from feddkd.rounds.selection import UNIFORM, Selection
+from feddkd.rounds.selection.cohorts import opened
 from feddkd.tasks.task import check_offers
 from feddkd.tensors import Groups, Tensors, to
 from feddkd.trees import Tree, first_tensor, take, tensors_of
@@ -52,6 +54,7 @@ class Job:
     metrics: Sequence[Metric] = DEFAULT
     tolerance: Tolerance = PATIENT
     diagnostics: bool = False
+    selection: Selection = UNIFORM
     delta: float | None = None  # goes with the epsilon that methods with noise report
 
     @property
@@ -178,6 +181,7 @@ class Simulation:
             diagnostics=job.diagnostics,
             first=first,
             tolerance=job.tolerance,
+            selection=job.selection,
         ):
             self.round = rows[0]["round"]
             yield rows
@@ -243,7 +247,7 @@ def begin(job: Job, device: torch.device) -> Begun:
     if job.diagnostics:
         check_offers(task, frozenset({"classes"}), "diagnostics")
     job.tolerance.availability.check(job.method.fitted(job.model), job.clients)
-    job.cohort_size  # noqa: B018  # raises if there are too few clients
+    job.selection.check_fits(job.method, job.clients, job.cohort_size)
     federations = together(
         [start.federation.to(device).for_task(task, job.dtype) for start in job.starts]
     )
@@ -269,6 +273,7 @@ def begin(job: Job, device: torch.device) -> Begun:
             len(federation.validation) > 0,
             next(iter(params.values()), torch.zeros(())),
         )
+        state = {**state, **opened(job.selection, job.clients)}
         runs.append(Run(index, start.seed, state, validates, empty=like.new_zeros(())))
         memos.append(memo)
     return Begun(model, federations, runs, memos, sample)

@@ -95,3 +95,17 @@ def test_masked_sums_refuse_compressed_uploads() -> None:
     experiment = Experiment(method="fedavg() | topk()").as_dict()
     with pytest.raises(InputError, match="compressed"):
         check_summable(experiment, 0.7)
+
+
+@pytest.mark.parametrize("rule", ["by_size()", "power_of_choice()", "oort(exploration=0.5)"])
+def test_the_same_clients_are_selected_as_on_serial(rule: str, tmp_path: Path) -> None:
+    changes = {"selection": rule, "cohort": 1, "rounds": 3}
+    serial(tmp_path / "serial", FEDDKD, **changes)
+    flower(tmp_path / "flower", FEDDKD, **changes)
+    check_same(tmp_path / "serial", tmp_path / "flower")
+
+
+def test_masked_sums_refuse_selections_that_ask() -> None:
+    experiment = Experiment(method="fedavg()", selection="oort()").as_dict()
+    with pytest.raises(InputError, match="every single client's loss"):
+        check_summable(experiment, 0.7)

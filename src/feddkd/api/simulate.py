@@ -24,6 +24,7 @@ from feddkd.rounds.availability import Availability, OnDivergence, tolerance
 from feddkd.rounds.evaluation import find_protocol
 from feddkd.rounds.loop import Row, warn_of_one_client
 from feddkd.rounds.metrics import Metric, find_metrics
+from feddkd.rounds.selection import Selection, find_selection
 from feddkd.runs.description import describe_job
 from feddkd.simulation import DTYPES, Job, Simulation, Start
 from feddkd.spec.types import Chance, Count, Share, Whole, checked
@@ -55,6 +56,7 @@ def simulate(
     diagnostics: bool = False,
     delta: float | None = None,
     availability: str | Availability = "always()",
+    selection: str | Selection = "uniform()",
     min_clients: int = 1,
     on_divergence: OnDivergence = "drop",
     out: str | Path | None = None,
@@ -90,6 +92,8 @@ def simulate(
         delta: The delta of the epsilon that methods with noise report; 1 / (10 K) by default.
         availability: Which clients do not answer: "random(drop=0.1, late=0.05)",
             "trace(file='faults.csv')", or `feddkd.rounds.availability.listed(rows)`.
+        selection: Which clients are in a cohort: "uniform()", "by_size()", "round_robin()",
+            "by_group(groups='0-4; 5-9')", "power_of_choice()", "oort()".
         min_clients: With fewer clients left, a round ends.
         on_divergence: A client whose numbers are not finite is left out ("drop"), ends the run
             ("stop"), or is not looked for ("continue").
@@ -141,6 +145,7 @@ def simulate(
         metrics=find_metrics(learned.metrics if metrics is None else metrics),
         tolerance=tolerance(availability, min_clients, on_divergence),
         diagnostics=diagnostics,
+        selection=find_selection(selection),
         delta=checked(delta, Chance | None, "delta"),
     )
     target = checked(target, Share | None, "target")

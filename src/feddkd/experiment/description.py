@@ -21,6 +21,7 @@ from feddkd.rounds.availability import OnDivergence, Tolerance, tolerance
 from feddkd.rounds.evaluation import Protocol, find_protocol
 from feddkd.rounds.loop import cohort_size
 from feddkd.rounds.metrics import Metric, find_metrics
+from feddkd.rounds.selection import Selection, find_selection
 from feddkd.spec.python_file import names_file
 from feddkd.spec.types import Bound, Chance, Count, Share, Whole, checked
 from feddkd.tasks.lookup import find_task, task_digest_text
@@ -28,6 +29,7 @@ from feddkd.tasks.task import Task, check_offers
 
 USUAL = {
     "availability": "always()",
+    "selection": "uniform()",
     "min_clients": 1,
     "on_divergence": "drop",
     "shuffle": True,
@@ -78,6 +80,7 @@ class Experiment:
     initial: str | None = None
     initial_sha256: str | None = None  # the sha256 of that file; by default computed from it
     availability: str = "always()"  # which clients do not answer
+    selection: str = "uniform()"  # which clients are in a cohort
     min_clients: Count = 1  # with fewer clients left, a round ends
     on_divergence: OnDivergence = "drop"  # if a client's numbers are not finite
     # log the theory's quantities in every round; changes no number of the run
@@ -103,7 +106,8 @@ class Experiment:
             object.__setattr__(self, item.name, value)
         if (self.initial is None) != (self.initial_sha256 is None):
             object.__setattr__(self, "initial_sha256", file_digest(self.initial))
-        cohort_size(self.cohort, self.clients, self.min_clients)
+        cohort = cohort_size(self.cohort, self.clients, self.min_clients)
+        self.parsed_selection.check_fits(self.parsed_method, self.clients, cohort)
         self.canonical  # noqa: B018  # reads every text, and raises the errors in them now
         if not names_file(self.task):  # a file is not run before the experiment is
             self.parsed_method.check_task(self.parsed_task)
@@ -153,6 +157,11 @@ class Experiment:
         """The treatment of clients that fail."""
         return tolerance(self.availability, self.min_clients, self.on_divergence)
 
+    @cached_property
+    def parsed_selection(self) -> Selection:
+        """The selection of cohorts as a value."""
+        return find_selection(self.selection)
+
     @property
     def runs_a_file(self) -> bool:
         """True if running the experiment runs a Python file that it names."""
@@ -199,6 +208,7 @@ class Experiment:
         validates_apart = self.parsed_partition.own_tests and self.validation
         return {
             "availability": self.tolerance.availability.canonical,
+            "selection": self.parsed_selection.canonical,
             "min_clients": self.min_clients,
             "on_divergence": self.on_divergence,
             "shuffle": self.shuffle,

@@ -21,6 +21,7 @@ from feddkd.models.weight_files import with_initial
 from feddkd.randomness import Key
 from feddkd.rounds import diagnostics
 from feddkd.rounds.evaluation import Sample, find_phase
+from feddkd.rounds.selection.cohorts import asking
 from feddkd.runs.prepare import network, outputs_of
 from feddkd.simulation import DTYPES, Job, Start, begin
 from feddkd.tensors import Groups
@@ -43,6 +44,8 @@ class NodeExperiment:
             return find_phase(name, self.experiment.measured, self.sample, self.federation.classes)
         if purpose_of(key) == "diagnose":
             return diagnostics.PHASE
+        if purpose_of(key) == "select":
+            return asking("utility" if name == asking("utility").name else "mean loss")
         _, round, index, step = (int(part) for part in key)
         for exchange in self.experiment.parsed_method.fitted(self.model).plan(round):
             phase = exchange.phase

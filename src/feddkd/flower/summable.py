@@ -7,6 +7,7 @@ from feddkd.errors import InputError
 from feddkd.flower.shares import LEAST
 from feddkd.method import Collect, Phase
 from feddkd.methods import parse
+from feddkd.rounds.selection import find_selection
 
 
 def check_summable(experiment: Mapping[str, Any], threshold: float) -> None:
@@ -37,6 +38,11 @@ def check_summable(experiment: Mapping[str, Any], threshold: float) -> None:
         raise InputError(
             "availability simulates clients that fail; secure aggregation works with real clients"
             " only"
+        )
+    if find_selection(experiment["selection"]).asks:
+        raise InputError(
+            "secure aggregation gives only sums, but selection"
+            f" {experiment['selection']!r} needs every single client's loss"
         )
     cohort = experiment["cohort"]
     size = cohort if isinstance(cohort, int) else int(cohort * experiment["clients"] + 1e-9)

@@ -140,6 +140,7 @@ def _faults(job: Job) -> dict[str, Any]:
     """Return the keys about faults that differ from their defaults."""
     chosen = {
         "availability": job.tolerance.availability.canonical,
+        "selection": job.selection.canonical,
         "min_clients": job.tolerance.min_clients,
         "on_divergence": job.tolerance.on_divergence,
     }

@@ -229,6 +229,7 @@ def job(experiments: Sequence[Experiment], prepared: Sequence[Prepared]) -> Job:
         protocol=first.protocol,
         metrics=first.measured,
         tolerance=first.tolerance,
+        selection=first.parsed_selection,
         diagnostics=first.diagnostics,
         delta=first.delta,
     )
