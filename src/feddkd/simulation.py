@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -16,11 +17,12 @@ from feddkd.errors import InputError, RunError
 from feddkd.method import Method, World
 from feddkd.models.functional import Model
 from feddkd.models.proof import FEW, prove
+from feddkd.rounds.attacks import NO_ATTACK, Attack
 from feddkd.rounds.availability import Tolerance
 from feddkd.rounds.costs import Costs
-from feddkd.rounds.evaluation import Protocol, Sample, confusions
+from feddkd.rounds.evaluation import Protocol, Sample, confusions, measure
 from feddkd.rounds.loop import PATIENT, Row, Run, cohort_size, play
-from feddkd.rounds.metrics import DEFAULT, Metric
+from feddkd.rounds.metrics import ACCURACY, DEFAULT, Metric
 from feddkd.rounds.privacy import ledger
 from feddkd.rounds.selection import UNIFORM, Selection
 from feddkd.rounds.selection.cohorts import opened
@@ -55,6 +57,7 @@ class Job:
     tolerance: Tolerance = PATIENT
     diagnostics: bool = False
     selection: Selection = UNIFORM
+    attack: Attack = NO_ATTACK  # `method` must be attack.on(method)
     delta: float | None = None  # goes with the epsilon that methods with noise report
 
     @property
@@ -125,6 +128,11 @@ class Simulation:
         self.engine.close()
 
     def _check(self) -> None:
+        if self.engine.remote and self.job.attack.aim and self.job.protocol is not Protocol.GLOBAL:
+            raise InputError(
+                f"attack {self.job.attack} is judged on the shared model on Flower, and this run"
+                ' judges each client\'s: set evaluation = "global"'
+            )
         sizes = [size for federation in self.begun.federations for size in federation.sizes]
         if not self.engine.remote and not all(sizes):
             raise InputError(
@@ -138,6 +146,9 @@ class Simulation:
             )
 
     def _restore(self, snapshots: Sequence[Snapshot]) -> None:
+        for run, memos in zip(self.runs, self.begun.malicious, strict=True):
+            if memos and not self.engine.remote:
+                self.engine.restore(run.index, memos)
         for run, snapshot in zip(self.runs, snapshots, strict=False):
             run.state, run.costs = snapshot.state, snapshot.costs
             self.engine.restore(run.index, snapshot.memos)
@@ -184,7 +195,28 @@ class Simulation:
             selection=job.selection,
         ):
             self.round = rows[0]["round"]
-            yield rows
+            yield [{**row, **self._success(run)} for run, row in zip(self.going, rows, strict=True)]
+
+    def _success(self, run: Run) -> dict[str, float]:
+        """Return the success rate of the attack on a run's model, if the attack has an aim."""
+        if not self._aims:
+            return {}
+        engine = self._serial(self._aims)
+        (measured,) = measure(
+            engine,
+            [(run.index, run.state)],
+            self.job.protocol,
+            "test",
+            (ACCURACY,),
+            self.begun.sample,
+        )
+        return {"attack_success": measured.values["accuracy"]}
+
+    @cached_property
+    def _aims(self) -> list[Federation]:
+        """The federations whose test examples call for what the attack aims at."""
+        aim = self.job.attack.aim
+        return [] if aim is None else [aim(each) for each in self.begun.federations]
 
     @property
     def going(self) -> list[Run]:
@@ -223,7 +255,10 @@ class Simulation:
         """
         if self.engine.remote:  # the clients' memos are in other processes
             return self.engine
-        plain = Serial(self.model, self.begun.federations, self.begun.memos, self.job.dtype)
+        return self._serial(self.begun.federations)
+
+    def _serial(self, federations: Sequence[Federation]) -> Engine:
+        plain = Serial(self.model, federations, self.begun.memos, self.job.dtype)
         for run in self.going:
             plain.restore(run.index, self.engine.memos_of(run.index))
         return plain
@@ -237,6 +272,7 @@ class Begun(NamedTuple):
     runs: list[Run]
     memos: list[Groups]  # the first memo of the clients, for each run
     sample: Sample  # what one example's output and target look like
+    malicious: list[Mapping[int, Groups]]  # the first memos that differ from these
 
 
 def begin(job: Job, device: torch.device) -> Begun:
@@ -247,11 +283,16 @@ def begin(job: Job, device: torch.device) -> Begun:
     if job.diagnostics:
         check_offers(task, frozenset({"classes"}), "diagnostics")
     job.tolerance.availability.check(job.method.fitted(job.model), job.clients)
+    job.attack.check_fits(job.method, task, job.clients)
     job.selection.check_fits(job.method, job.clients, job.cohort_size)
     federations = together(
-        [start.federation.to(device).for_task(task, job.dtype) for start in job.starts]
+        [
+            job.attack.federation(start.federation, start.seed).to(device).for_task(task, job.dtype)
+            for start in job.starts
+        ]
     )
     model, runs, memos = job.model.on(device, job.dtype), list[Run](), list[Groups]()
+    malicious = list[Mapping[int, Groups]]()
     for index, (start, federation) in enumerate(zip(job.starts, federations, strict=True)):
         params, buffers = (to(group, device, job.dtype) for group in (start.params, start.buffers))
         if index == 0:
@@ -276,7 +317,8 @@ def begin(job: Job, device: torch.device) -> Begun:
         state = {**state, **opened(job.selection, job.clients)}
         runs.append(Run(index, start.seed, state, validates, empty=like.new_zeros(())))
         memos.append(memo)
-    return Begun(model, federations, runs, memos, sample)
+        malicious.append(job.attack.first_memos(memo, job.clients, start.seed))
+    return Begun(model, federations, runs, memos, sample, malicious)
 
 
 def _few(x: Tree) -> Tree:

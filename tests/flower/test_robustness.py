@@ -99,7 +99,7 @@ def test_masked_sums_refuse_compressed_uploads() -> None:
 
 @pytest.mark.parametrize("rule", ["by_size()", "power_of_choice()", "oort(exploration=0.5)"])
 def test_the_same_clients_are_selected_as_on_serial(rule: str, tmp_path: Path) -> None:
-    changes = {"selection": rule, "cohort": 1, "rounds": 3}
+    changes: dict[str, Any] = {"selection": rule, "cohort": 1, "rounds": 3}
     serial(tmp_path / "serial", FEDDKD, **changes)
     flower(tmp_path / "flower", FEDDKD, **changes)
     check_same(tmp_path / "serial", tmp_path / "flower")
@@ -109,3 +109,17 @@ def test_masked_sums_refuse_selections_that_ask() -> None:
     experiment = Experiment(method="fedavg()", selection="oort()").as_dict()
     with pytest.raises(InputError, match="every single client's loss"):
         check_summable(experiment, 0.7)
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "sign_flip(share=0.4)",
+        "gaussian(clients='1', deviation=0.01)",
+        "backdoor(clients='0, 2', size=2)",
+    ],
+)
+def test_attacks_take_place_on_the_nodes(attack: str, tmp_path: Path) -> None:
+    serial(tmp_path / "serial", FEDDKD, attack=attack)
+    flower(tmp_path / "flower", FEDDKD, attack=attack)
+    check_same(tmp_path / "serial", tmp_path / "flower")

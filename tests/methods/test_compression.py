@@ -152,6 +152,7 @@ def test_bytes_are_those_of_the_messages(piece: str, each: int, engine: str) -> 
         ("fedavg() | quantise() | topk()", "twice"),
         ("fedavg() | dkd(steps='auto') | topk()", "auto"),
         ("fedma() | topk()", "shapes"),
+        ("feddistill() | quantise()", "nothing to compress"),
         ("fedavg() | topk(share=0.0)", "share"),
         ("fedavg() | quantise(to='int4')", "int8"),
     ],

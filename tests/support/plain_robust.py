@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy, log_softmax, softmax
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from feddkd.data.batches import Reads, draw
-from feddkd.method.upload_changes import CODEC
+from feddkd.method.upload_changes import ATTACK, CODEC
 from feddkd.randomness import step_keys, uniform
 from feddkd.rounds.loop import choose
 
@@ -209,3 +209,30 @@ class Largest:
         message[places] = whole[places]
         self.rest[client, phase] = whole - message
         return message
+
+
+# --- attacks
+
+
+def lying(kind: str, liars: Sequence[int], like: dict[str, Tensor], much: float) -> Change:
+    """Return a change by which some clients send something else than their update."""
+
+    def change(update: Vector, client: int, phase: int, number: int) -> Vector:
+        if client not in liars:
+            return update
+        if kind == "sign_flip":
+            return -much * update
+        if kind == "scaling":
+            return much * update
+        parts = cut(update, like)
+        drawn = {}
+        for at, name in enumerate(sorted(parts)):
+            first, second = (
+                uniform(torch.tensor(number), (len(parts[name]),), ATTACK + 2 * at + n).double()
+                for n in range(2)
+            )
+            radius = np.sqrt(-2 * np.log(first.numpy() + 2.0**-25))
+            drawn[name] = much * radius * np.cos(2 * np.pi * second.numpy())
+        return np.concatenate([drawn[name] for name in parts])
+
+    return change

@@ -20,6 +20,7 @@ from feddkd.method import Method
 from feddkd.methods import parse
 from feddkd.models.functional import Model, built, functional
 from feddkd.models.weight_files import Initial, with_initial
+from feddkd.rounds.attacks import Attack, find_attack
 from feddkd.rounds.availability import Availability, OnDivergence, tolerance
 from feddkd.rounds.evaluation import find_protocol
 from feddkd.rounds.loop import Row, warn_of_one_client
@@ -57,6 +58,7 @@ def simulate(
     delta: float | None = None,
     availability: str | Availability = "always()",
     selection: str | Selection = "uniform()",
+    attack: str | Attack = "none()",
     min_clients: int = 1,
     on_divergence: OnDivergence = "drop",
     out: str | Path | None = None,
@@ -94,6 +96,8 @@ def simulate(
             "trace(file='faults.csv')", or `feddkd.rounds.availability.listed(rows)`.
         selection: Which clients are in a cohort: "uniform()", "by_size()", "round_robin()",
             "by_group(groups='0-4; 5-9')", "power_of_choice()", "oort()".
+        attack: What malicious clients do: "label_flip(share=0.2)", "backdoor(clients='0, 3')",
+            "sign_flip()", "scaling()", "gaussian()".
         min_clients: With fewer clients left, a round ends.
         on_divergence: A client whose numbers are not finite is left out ("drop"), ends the run
             ("stop"), or is not looked for ("continue").
@@ -129,7 +133,7 @@ def simulate(
         None if public is None else read(public, "public"),
     )
     warn_of_one_client(cohort, len(clients))
-    chosen, seed = _method(method), checked(seed, Whole, "seed")
+    chosen, seed = find_attack(attack).on(_method(method)), checked(seed, Whole, "seed")
     network = _network(model, seed)
     network = network if initial is None else with_initial(network, initial)
     network = replace(network, task=learned)
@@ -146,6 +150,7 @@ def simulate(
         tolerance=tolerance(availability, min_clients, on_divergence),
         diagnostics=diagnostics,
         selection=find_selection(selection),
+        attack=find_attack(attack),
         delta=checked(delta, Chance | None, "delta"),
     )
     target = checked(target, Share | None, "target")

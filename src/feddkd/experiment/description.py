@@ -17,6 +17,7 @@ from feddkd.methods import parse
 from feddkd.models.python_model import find_architecture
 from feddkd.models.registry import Architecture
 from feddkd.models.weight_files import file_digest
+from feddkd.rounds.attacks import Attack, find_attack
 from feddkd.rounds.availability import OnDivergence, Tolerance, tolerance
 from feddkd.rounds.evaluation import Protocol, find_protocol
 from feddkd.rounds.loop import cohort_size
@@ -30,6 +31,7 @@ from feddkd.tasks.task import Task, check_offers
 USUAL = {
     "availability": "always()",
     "selection": "uniform()",
+    "attack": "none()",
     "min_clients": 1,
     "on_divergence": "drop",
     "shuffle": True,
@@ -81,6 +83,7 @@ class Experiment:
     initial_sha256: str | None = None  # the sha256 of that file; by default computed from it
     availability: str = "always()"  # which clients do not answer
     selection: str = "uniform()"  # which clients are in a cohort
+    attack: str = "none()"  # what malicious clients do
     min_clients: Count = 1  # with fewer clients left, a round ends
     on_divergence: OnDivergence = "drop"  # if a client's numbers are not finite
     # log the theory's quantities in every round; changes no number of the run
@@ -111,6 +114,7 @@ class Experiment:
         self.canonical  # noqa: B018  # reads every text, and raises the errors in them now
         if not names_file(self.task):  # a file is not run before the experiment is
             self.parsed_method.check_task(self.parsed_task)
+            self.parsed_attack.check_fits(self.parsed_method, self.parsed_task, self.clients)
             if self.diagnostics:
                 check_offers(self.parsed_task, frozenset({"classes"}), "diagnostics")
 
@@ -120,8 +124,8 @@ class Experiment:
 
     @cached_property
     def parsed_method(self) -> Method:
-        """The method as a value."""
-        method = parse(self.method)
+        """The method as a value, with attacked uploads if there is an attack on them."""
+        method = self.parsed_attack.on(parse(self.method))
         method.check_order()
         if self.shuffle is True:
             return method
@@ -156,6 +160,11 @@ class Experiment:
     def tolerance(self) -> Tolerance:
         """The treatment of clients that fail."""
         return tolerance(self.availability, self.min_clients, self.on_divergence)
+
+    @cached_property
+    def parsed_attack(self) -> Attack:
+        """The attack of malicious clients as a value."""
+        return find_attack(self.attack)
 
     @cached_property
     def parsed_selection(self) -> Selection:
@@ -209,6 +218,7 @@ class Experiment:
         return {
             "availability": self.tolerance.availability.canonical,
             "selection": self.parsed_selection.canonical,
+            "attack": self.parsed_attack.canonical,
             "min_clients": self.min_clients,
             "on_divergence": self.on_divergence,
             "shuffle": self.shuffle,

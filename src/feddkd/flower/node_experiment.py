@@ -3,6 +3,7 @@
 import functools
 import json
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from feddkd.data.batches import Source
@@ -37,6 +38,7 @@ class NodeExperiment:
     federation: Federation
     first: Groups  # the tensors that every client starts with
     sample: Sample  # what one example's output and target look like
+    malicious: Mapping[int, Groups]  # the first tensors of malicious clients, if they differ
 
     def phase(self, key: Key, name: str) -> Phase:
         """Return the phase of the exchange with this key."""
@@ -110,10 +112,22 @@ def _open(config: NodeConfig, experiment_text: str, facts_text: str) -> NodeExpe
     federation = config.federation(experiment, facts)
     model = _network(config, sent, federation)
     start = Start(experiment.seed, federation, *model.start())
-    job = Job(model, experiment.parsed_method, [start], dtype=DTYPES[experiment.dtype])
+    job = Job(
+        model,
+        experiment.parsed_method,
+        [start],
+        dtype=DTYPES[experiment.dtype],
+        attack=experiment.parsed_attack,
+    )
     begun = begin(job, find_device(config.device))
     return NodeExperiment(
-        sent.name, experiment, begun.model, begun.federations[0], begun.memos[0], begun.sample
+        sent.name,
+        experiment,
+        begun.model,
+        begun.federations[0],
+        begun.memos[0],
+        begun.sample,
+        begun.malicious[0],
     )
 
 

@@ -16,16 +16,15 @@ from feddkd.errors import InputError
 from feddkd.method.client import Gradient
 from feddkd.method.codec import Codec
 from feddkd.method.phases import Phase, World
-from feddkd.method.upload_changes import WEIGHTS, moved, moves, with_change
+from feddkd.method.upload_changes import moved, moves, weights_in, with_change
 from feddkd.models.functional import Model
 from feddkd.tensors import Groups, Tensors, add, zeros
 
 
 def compressed(phase: Phase, number: int, codec: Codec) -> Phase:
     """Return the phase with compressed uploads; `number` is its place in the method."""
-    uploaded = {*phase.collect, *phase.every.values()}
-    unsent = {group: f"unsent {group} {number}" for group in WEIGHTS if group in uploaded}
-    if not phase.asks_clients or not unsent:
+    unsent = {group: f"unsent {group} {number}" for group in weights_in(phase)}
+    if not unsent:
         return phase
 
     def change(upload: Groups, sent: Groups, memo: Groups, key: Tensor) -> tuple[Groups, Groups]:

@@ -1,5 +1,6 @@
 """A federated method: its phases, and the tensors that clients keep private."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Literal
@@ -8,6 +9,7 @@ from feddkd.errors import InputError, choices, did_you_mean
 from feddkd.method.codec import Codec
 from feddkd.method.compression import check_compressible, compressed
 from feddkd.method.phases import NOWHERE, Exchange, Phase, World, in_stored_order
+from feddkd.method.upload_changes import weights_in
 from feddkd.models.functional import Model
 from feddkd.spec.registry import Spelled
 from feddkd.tasks.task import Offer, Task, check_offers
@@ -29,6 +31,8 @@ class Method(Spelled):
     private: frozenset[Private] = frozenset({"none"})
     private_patterns: frozenset[str] = frozenset()
     codec: Codec | None = None  # compresses the uploads of all phases
+    # changes each phase, before compression; it has no text: a run's attack
+    alter: Callable[[Phase], Phase] | None = None
 
     def __repr__(self) -> str:
         """Return the text of the method, or the names of its phases if it was made by hand."""
@@ -61,8 +65,15 @@ class Method(Spelled):
         """Return True if clients keep private tensors, so that their models differ."""
         return self.private != {"none"} or bool(self.private_patterns)
 
+    @property
+    def uploads_weights(self) -> bool:
+        """Return True if clients upload models or gradients."""
+        return "model" not in self.private and any(map(weights_in, self.phases))
+
     def check_order(self) -> None:
         """Raise InputError if a phase needs something that no earlier phase leaves."""
+        if self.codec and self.phases and not self.uploads_weights:
+            raise InputError(f"there is nothing to compress in {self}: clients upload no weights")
         left: set[str] = set()
         for number, phase in enumerate(self.phases):
             if phase.follows and number == 0:
@@ -97,9 +108,11 @@ class Method(Spelled):
         phases: list[Phase] = []
         for phase in self.phases:
             phases += phase.unfolds(model) if phase.unfolds else (phase,)
+        if self.alter:
+            phases = [self.alter(phase) for phase in phases]
         if self.codec:
             phases = [compressed(phase, n, self.codec) for n, phase in enumerate(phases)]
-        return replace(self, phases=tuple(phases), codec=None)
+        return replace(self, phases=tuple(phases), codec=None, alter=None)
 
     def in_stored_order(self, distilling: bool = True) -> "Method":
         """Return the method without shuffling of examples.

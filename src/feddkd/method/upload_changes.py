@@ -50,6 +50,12 @@ def with_change(phase: Phase, change: UploadChange) -> Phase:
     return replace(phase, client=Fold(start, step, finish))
 
 
+def weights_in(phase: Phase) -> list[str]:
+    """Return the groups of weights that clients upload in a phase."""
+    uploaded = {*phase.collect, *phase.every.values()} if phase.asks_clients else ()
+    return [group for group in WEIGHTS if group in uploaded]
+
+
 def as_fold(client: Gradient) -> Fold:
     """Return a fold of one step that uploads the same gradient, without a probe."""
 

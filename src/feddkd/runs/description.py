@@ -141,6 +141,7 @@ def _faults(job: Job) -> dict[str, Any]:
     chosen = {
         "availability": job.tolerance.availability.canonical,
         "selection": job.selection.canonical,
+        "attack": job.attack.canonical,
         "min_clients": job.tolerance.min_clients,
         "on_divergence": job.tolerance.on_divergence,
     }

@@ -230,6 +230,7 @@ def job(experiments: Sequence[Experiment], prepared: Sequence[Prepared]) -> Job:
         metrics=first.measured,
         tolerance=first.tolerance,
         selection=first.parsed_selection,
+        attack=first.parsed_attack,
         diagnostics=first.diagnostics,
         delta=first.delta,
     )
