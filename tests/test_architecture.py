@@ -34,10 +34,10 @@ INFRASTRUCTURE = (
     "local",
     "registry",
     "aggregation",
-    "losses",
-    "optimisers",
-    "unit_matching",
     "defences",
+    "losses",
+    "teachers",
+    "unit_matching",
 )
 LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}
 FILES = sorted(SOURCE.rglob("*.py"))

@@ -17,6 +17,7 @@ from feddkd.methods import parse
 from feddkd.models.python_model import find_architecture
 from feddkd.models.registry import Architecture
 from feddkd.models.weight_files import file_digest
+from feddkd.randomness import Key
 from feddkd.rounds.attacks import Attack, find_attack
 from feddkd.rounds.availability import OnDivergence, Tolerance, tolerance
 from feddkd.rounds.evaluation import Protocol, find_protocol
@@ -40,6 +41,8 @@ USUAL = {
     "task": "classification()",
     "client_tests": "auto",
 }
+# not written with their default: older files lack them
+NEW_KEYS = ("task", "client_tests", "selection", "attack")
 Fraction = typing.Annotated[float, Bound(least=0, below=1)]
 
 
@@ -172,6 +175,11 @@ class Experiment:
         return find_selection(self.selection)
 
     @property
+    def split_key(self) -> Key:
+        """The key of the draws of validation set and partition."""
+        return (self.seed if self.split_seed is None else self.split_seed,)
+
+    @property
     def runs_a_file(self) -> bool:
         """True if running the experiment runs a Python file that it names."""
         return any(map(names_file, (self.model, self.data, self.task)))
@@ -241,8 +249,12 @@ class Experiment:
         return _digest({key: value for key, value in self.canonical.items() if key not in seeds})
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the keys with their written values, without those that are None."""
-        return {key: value for key, value in asdict(self).items() if value is not None}
+        """Return the keys with their written values, without those that are None, and without new
+        keys that have their default.
+        """
+        usual = {item.name: item.default for item in fields(self) if item.name in NEW_KEYS}
+        written = asdict(self).items()
+        return {k: value for k, value in written if value is not None and value != usual.get(k)}
 
 
 def _digest(canonical: Mapping[str, Any]) -> str:

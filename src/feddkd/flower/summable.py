@@ -39,10 +39,11 @@ def check_summable(experiment: Mapping[str, Any], threshold: float) -> None:
             "availability simulates clients that fail; secure aggregation works with real clients"
             " only"
         )
-    if find_selection(experiment["selection"]).asks:
+    selection = find_selection(experiment.get("selection", "uniform()"))
+    if selection.asks:
         raise InputError(
-            "secure aggregation gives only sums, but selection"
-            f" {experiment['selection']!r} needs every single client's loss"
+            f"secure aggregation gives only sums, but selection {str(selection)!r} needs every"
+            " single client's loss"
         )
     cohort = experiment["cohort"]
     size = cohort if isinstance(cohort, int) else int(cohort * experiment["clients"] + 1e-9)
