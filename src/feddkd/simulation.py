@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -18,9 +17,10 @@ from feddkd.method import Method, World
 from feddkd.models.functional import Model
 from feddkd.models.proof import FEW, prove
 from feddkd.rounds.attacks import NO_ATTACK, Attack
+from feddkd.rounds.attacks.success import success
 from feddkd.rounds.availability import Tolerance
 from feddkd.rounds.costs import Costs
-from feddkd.rounds.evaluation import Protocol, Sample, confusions, measure
+from feddkd.rounds.evaluation import Protocol, Sample, confusions
 from feddkd.rounds.job_checks import (
     check_batches,
     check_classes,
@@ -28,7 +28,7 @@ from feddkd.rounds.job_checks import (
     warn_of_nothing_private,
 )
 from feddkd.rounds.loop import PATIENT, Row, Run, cohort_size, play
-from feddkd.rounds.metrics import ACCURACY, DEFAULT, Metric
+from feddkd.rounds.metrics import DEFAULT, Metric
 from feddkd.rounds.privacy import ledger
 from feddkd.rounds.selection import UNIFORM, Selection
 from feddkd.rounds.selection.cohorts import opened
@@ -205,24 +205,10 @@ class Simulation:
 
     def _success(self, run: Run) -> dict[str, float]:
         """Return the success rate of the attack on a run's model, if the attack has an aim."""
-        if not self._aims:
+        if not self.begun.aims:
             return {}
-        engine = self._serial(self._aims)
-        (measured,) = measure(
-            engine,
-            [(run.index, run.state)],
-            self.job.protocol,
-            "test",
-            (ACCURACY,),
-            self.begun.sample,
-        )
-        return {"attack_success": measured.values["accuracy"]}
-
-    @cached_property
-    def _aims(self) -> list[Federation]:
-        """The federations whose test examples call for what the attack aims at."""
-        aim = self.job.attack.aim
-        return [] if aim is None else [aim(each) for each in self.begun.federations]
+        engine = self._serial(self.begun.aims)
+        return success(engine, run, self.job.protocol, self.begun.sample)
 
     @property
     def going(self) -> list[Run]:
@@ -279,6 +265,7 @@ class Begun(NamedTuple):
     memos: list[Groups]  # the first memo of the clients, for each run
     sample: Sample  # what one example's output and target look like
     malicious: list[Mapping[int, Groups]]  # the first memos that differ from these
+    aims: list[Federation]  # their test examples call for what the attack aims at, if at anything
 
 
 def begin(job: Job, device: torch.device) -> Begun:
@@ -326,7 +313,8 @@ def begin(job: Job, device: torch.device) -> Begun:
         runs.append(Run(index, start.seed, state, validates, empty=like.new_zeros(())))
         memos.append(memo)
         malicious.append(job.attack.first_memos(memo, job.clients, start.seed))
-    return Begun(model, federations, runs, memos, sample, malicious)
+    aims = job.attack.aims(federations)
+    return Begun(model, federations, runs, memos, sample, malicious, aims)
 
 
 def _few(x: Tree) -> Tree:

@@ -18,6 +18,7 @@ from feddkd.rounds.loop import choose
 from feddkd.rounds.selection import SELECTIONS, find_selection
 from feddkd.rounds.selection.by_loss import score
 from feddkd.rounds.selection.rule import Known, Selection
+from feddkd.runs.runner import execute
 from interrupted import OFTEN, content, experiment
 from plain_robust import PlainRobust
 from small import clients, distance, network, run
@@ -167,11 +168,13 @@ def test_asking_costs_a_communication_and_its_bytes() -> None:
         assert set(row["clients"]) <= set(row["asked"])
 
 
-@pytest.mark.parametrize("rule", ["by_size()", "oort(exploration=0.5)"])
-def test_a_stopped_run_continues_to_the_same_bits(rule: str, tmp_path: Path) -> None:
-    from feddkd.runs.runner import execute
-
-    whole = experiment(selection=rule)
+@pytest.mark.parametrize(
+    "keys",
+    [{"selection": "oort(exploration=0.5)"}, {"attack": "gaussian(share=0.4, deviation=0.01)"}],
+    ids=["selection", "attack"],
+)
+def test_a_stopped_run_continues_to_the_same_bits(keys: dict[str, str], tmp_path: Path) -> None:
+    whole = experiment(**keys)
     execute([whole], out=tmp_path / "whole", engine="serial", every=OFTEN)
     execute([whole], out=tmp_path / "parts", engine="serial", every=OFTEN, until=3)
     execute([whole], out=tmp_path / "parts", engine="serial", every=OFTEN)

@@ -6,7 +6,7 @@ compression; a bound that a method sets (clip) is enforced after it. A client kn
 it is malicious, so both take place where the client computes, on every engine and on Flower nodes.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -88,6 +88,10 @@ class Attack(Spelled):
             return federation
         malicious = self.malicious(len(federation.train), seed)
         return self.data(federation, malicious, ("attack", seed))
+
+    def aims(self, federations: Sequence[Federation]) -> list[Federation]:
+        """Return the federations with test examples that call for the aim; none without an aim."""
+        return [] if self.aim is None else [self.aim(federation) for federation in federations]
 
     def first_memos(self, memo: Groups, clients: int, seed: int) -> Mapping[int, Groups]:
         """Return the first memos of the malicious clients, if they differ from `memo`."""
