@@ -1,5 +1,6 @@
 """Attacks: who is malicious, what they send, what they train on, and what it does."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,13 @@ from torch import Tensor, nn
 
 from feddkd import Experiment, InputError
 from feddkd.data.federation import Federation
+from feddkd.models.functional import functional
 from feddkd.rounds.attacks import ATTACKS, find_attack
 from feddkd.rounds.attacks.of_data import patched
 from feddkd.rounds.attacks.rule import Malicious
+from feddkd.rounds.selection import find_selection
 from plain_robust import Largest, PlainRobust, lying
+from playing import job_of, play_job
 from small import Pair, clients, distance, federation, network, run
 
 LOCAL = "epochs=1, batch_size=8, lr=0.1"
@@ -177,6 +181,25 @@ def test_a_defence_keeps_a_model_that_a_mean_loses() -> None:
     for rule in ("krum", "multi_krum", "geometric", "median"):
         share = ", faulty=0.2" if "krum" in rule else ""
         assert accuracy(f", gather='{rule}'{share}") > 0.9
+
+
+@pytest.mark.parametrize("attack", ["label_flip(share=0.4)", "gaussian(share=0.4, deviation=0.1)"])
+def test_seeds_in_lock_step_have_their_own_liars_and_cohorts(attack: str) -> None:
+    data, net = clients(SIZES), network()
+    model, method = functional(net), f"{FEDDKD} | topk(share=0.2)"
+    lie, select = find_attack(attack), find_selection("oort(exploration=0.5)")
+
+    def played(engine: str, seeds: list[int]) -> list[Any]:
+        federations, starts = [federation(data)] * len(seeds), [model.start()] * len(seeds)
+        options: dict[str, Any] = {"rounds": 3, "cohort": 3, "attack": lie, "selection": select}
+        job = job_of(model, method, federations, starts, seeds, **options)
+        runs, _ = play_job(replace(job, method=lie.on(job.method)), engine)
+        return [run.state["params"] for run in runs]
+
+    together = played("batched", [3, 4])
+    for seed, params in zip((3, 4), together, strict=True):
+        assert distance(dict(params), dict(played("serial", [seed])[0])) < 1e-10
+    assert distance(dict(together[0]), dict(together[1])) > 1e-3
 
 
 # --- texts
