@@ -10,6 +10,7 @@ PRIVATE = {
     "statistics": "batch norm's running statistics",
     "norm": "batch-norm layers",
     "model": "its whole model",
+    "unsent": "what it has not sent yet",
 }
 
 
