@@ -31,7 +31,8 @@ LEVELS = [
 ]
 # of methods/
 INFRASTRUCTURE = (
-    "local", "registry", "aggregation", "losses", "personal", "teachers", "unit_matching",
+    "local", "registry", "aggregation", "defences", "losses", "personal", "teachers",
+    "unit_matching",
 )  # fmt: skip
 LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}
 FILES = sorted(SOURCE.rglob("*.py"))

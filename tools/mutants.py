@@ -19,6 +19,10 @@ MATHEMATICS = ("tests/methods/test_laws.py", "tests/methods/test_reference.py")
 DRIFT = "tests/methods/test_methods_drift.py"
 RECORDINGS = ("tests/engines/test_cuda_graphs.py",)
 GATHERING = ("tests/methods/test_aggregation.py",)
+DEFENCES = ("tests/methods/test_defences.py",)
+COMPRESSION = ("tests/methods/test_compression.py",)
+SELECTION = ("tests/rounds/test_selection.py",)
+ATTACKS = ("tests/rounds/test_attacks.py",)
 PRIVACY = ("tests/rounds/test_privacy.py",)
 FAULTS = ("tests/rounds/test_faults.py",)
 POOL = ("tests/engines/test_pool.py",)
@@ -136,6 +140,51 @@ MUTANTS = [
            "dict.fromkeys(phase.collect, Collect.MEAN_BY_CLIENTS)", "phase.collect", GATHERING),
     Mutant("the median weighs clients as the mean does", "methods/aggregation.py",
            'return most if self.gather == "median"', 'return 0 if self.gather == "median"', GATHERING),
+    Mutant("Krum adds up all distances", "methods/defences.py",
+           "nearest = max(len(updates) - faulty - 2, 1)",
+           "nearest = len(updates)", DEFENCES),
+    Mutant("Multi-Krum keeps the worst", "methods/defences.py",
+           "scores(updates, faulty).argsort(stable=True)",
+           "scores(updates, faulty).argsort(stable=True, descending=True)", DEFENCES),
+    Mutant("centred clipping forgets the last update", "methods/defences.py",
+           "away = updates - last",
+           "away = updates - 0 * last", DEFENCES),
+    Mutant("int8 rounds to the nearest code", "methods/quantise.py",
+           "+ drawn.to(tensor.dtype)",
+           "+ 0.5", COMPRESSION),
+    Mutant("bfloat16 cuts off what does not fit", "methods/quantise.py",
+           "+ (drawn * (1 << 16)).to(torch.int32)",
+           "+ 0", COMPRESSION),
+    Mutant("what was not sent is forgotten", "method/compression.py",
+           "kept[unsent[group]] = add(whole, codec.decode(parts, whole), -1.0)",
+           "kept[unsent[group]] = zeros(whole)", COMPRESSION),
+    Mutant("compressed uploads counted as whole ones", "rounds/costs.py",
+           "if reply.uploaded is not None:",
+           "if False:", COMPRESSION),
+    Mutant("a node's places are taken as they come", "methods/topk.py",
+           'return "" if rising and inside',
+           'return "" if True', COMPRESSION),
+    Mutant("large clients drawn as often as small ones", "rounds/selection/rule.py",
+           "random.exponential(size=len(weights)) / weights",
+           "random.exponential(size=len(weights)) / (0 * weights + 1)", SELECTION),
+    Mutant("power of choice takes the smallest losses", "rounds/selection/by_loss.py",
+           "np.lexsort((drawn, np.negative(losses)))",
+           "np.lexsort((drawn, losses))", SELECTION),
+    Mutant("Oort does not note when a client took part", "rounds/selection/by_loss.py",
+           "utility[client], last[client] = value, known.round",
+           "utility[client], last[client] = value, 1", SELECTION),
+    Mutant("asking costs nothing", "rounds/selection/cohorts.py",
+           "communications=costs.communications + 1",
+           "communications=costs.communications", SELECTION),
+    Mutant("honest clients lie, too", "rounds/attacks/rule.py",
+           "torch.where(lying, lie, honest)",
+           "lie + 0 * lying", ATTACKS),
+    Mutant("a liar passes the bound", "rounds/attacks/rule.py",
+           "if phase.clip is not None:\n            bad",
+           "if False:\n            bad", ATTACKS),
+    Mutant("clients that share examples with a malicious one read its labels", "rounds/attacks/of_data.py",
+           "values[begin:end] = np.arange(start, start + end - begin)",
+           "values[np.isin(values, values[begin:end])] = start", ATTACKS),
     Mutant("a replaced client counted like a removed one", "rounds/privacy.py", "(2 / z) ** 2", "(1 / z) ** 2", PRIVACY),
     Mutant("the same, where cohorts are sampled", "rounds/privacy.py",
            "library.GaussianDpEvent(z / 2)", "library.GaussianDpEvent(z)", PRIVACY),

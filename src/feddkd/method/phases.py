@@ -10,6 +10,7 @@ from torch import Tensor
 
 from feddkd.data.batches import Reads
 from feddkd.method.client import Fold, Gradient
+from feddkd.method.codec import Codec
 from feddkd.models.functional import Model
 from feddkd.randomness import Key
 from feddkd.spec.schedules import ONCE, Repeat, Schedule
@@ -116,6 +117,7 @@ class Phase:
     noise: float = 0.0
     # The most that the L2 norm of a client's update may be; the client's half sees to it.
     clip: float | None = None
+    codec: Codec | None = None  # how uploads are compressed; the client's half has done it
 
     @property
     def asks_clients(self) -> bool:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import torch
 
@@ -24,6 +24,8 @@ from feddkd.experiment import Experiment
 from feddkd.method import Exchange, Method, Phase
 from feddkd.rounds.costs import Costs
 from feddkd.rounds.loop import PATIENT
+from feddkd.rounds.selection.cohorts import asking
+from feddkd.rounds.selection.rule import Statistic
 from feddkd.runs.prepare import prepare
 from feddkd.runs.runner import How
 from feddkd.runs.session import job
@@ -31,6 +33,7 @@ from feddkd.simulation import Simulation
 from feddkd.spec.schedules import Repeat
 
 FEW, MORE = 2, 6  # steps of a trial
+ASKING = [asking(statistic).name for statistic in get_args(Statistic)]
 TURNS = 2  # repetitions of a phase in a trial
 
 
@@ -119,6 +122,10 @@ def forecast(experiments: Sequence[Experiment], how: How, done: int = 0) -> Fore
     every_round = sum(seen.seconds for seen in few.others) + min(few.besides, more.besides)
     seconds = few.first + len(rounds) * every_round
     up = down = 0
+    for seen in few.others:
+        if seen.phase.name in ASKING:  # a selection asks clients in every round
+            up += len(rounds) * seen.costs.bytes_up
+            down += len(rounds) * seen.costs.bytes_down
     for phase, short, long in zip(method.phases, few.phases, more.phases, strict=True):
         if short and long:
             times, costs = counts[id(phase)], short[0].costs

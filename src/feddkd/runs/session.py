@@ -231,6 +231,8 @@ def job(experiments: Sequence[Experiment], prepared: Sequence[Prepared]) -> Job:
         metrics=first.measured,
         tolerance=first.tolerance,
         judging=first.judging,
+        selection=first.parsed_selection,
+        attack=first.parsed_attack,
         diagnostics=first.diagnostics,
         delta=first.delta,
     )
