@@ -40,6 +40,9 @@ OWN_TESTS = ("tests/data/test_own_tests.py",)
 TABLES = ("tests/data/test_tables.py",)
 VERSIONS = ("tests/data/test_versions.py",)
 DOWNLOADS = ("tests/data/test_downloads.py",)
+JOBS = ("tests/papers/test_jobs.py",)
+TEACHERS = ("tests/methods/test_dkd_teachers.py",)
+CONTROLS = ("tests/runs/test_controls.py",)
 
 
 class Mutant(NamedTuple):
@@ -422,6 +425,23 @@ MUTANTS = [
            '* (fisher + epsilon)', '* (0 * fisher + epsilon)', PERSONAL),
     Mutant('FedDecorr without the variances', 'methods/feddecorr.py',
            'centred / ((share * centred**2).sum(0) + EPS).sqrt()', 'centred', PERSONAL),
+    Mutant("all clients draw the same six classes", "data/partitions/label_skew.py",
+           "replace=False) for _ in range(clients)]\n    return [\n        np.concatenate([random.choice(pools[r], size",
+           "replace=False)] * clients\n    return [\n        np.concatenate([random.choice(pools[r], size", JOBS),
+    Mutant("FedBN's domains divided by another seed", "data/sources/digit_domains.py", "random_state=0", "random_state=1", JOBS),
+    Mutant("FEMNIST's images normalised before they are padded", "data/sources/published.py",
+           '"pad(pixels=2) | normalise(mean=0.1307, std=0.3081)"', '"normalise(mean=0.1307, std=0.3081) | pad(pixels=2)"', JOBS),
+    Mutant("an activation between FedGen's full layers", "models/networks/emnist_cnn.py",
+           "nn.Linear(784, 32), nn", "nn.Linear(784, 32), nn.ReLU(), nn", JOBS),
+    Mutant("VGG-9 drops half of its features", "models/networks/vgg9.py",
+           "nn.Flatten(),\n        nn.Dropout(0.1)", "nn.Flatten(),\n        nn.Dropout(0.5)", JOBS),
+    Mutant("the mean over domains pools their examples", "rounds/evaluation.py",
+           "if protocol is not Protocol.CLIENT_MEAN:\n        return metric", "if True:\n        return metric", JOBS),
+    Mutant("a control's labels are the teacher's output", "methods/teachers.py", 'if teacher == "labels":', "if False:", TEACHERS),
+    Mutant("a shuffled client is its own teacher", "methods/teachers.py", ".roll(-1)", ".roll(0)", TEACHERS),
+    Mutant("a control has the rounds of the experiment", "runs/controls.py",
+           "rounds = round(experiment.rounds * getattr(whole, cost) / getattr(part, cost))", "rounds = experiment.rounds", CONTROLS),
+    Mutant("a control's rate falls too far", "runs/controls.py", "decay**share", "decay", CONTROLS),
 ]  # fmt: skip
 
 

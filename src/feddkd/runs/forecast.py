@@ -137,7 +137,7 @@ def forecast(experiments: Sequence[Experiment], how: How, done: int = 0) -> Fore
 
 def _trial(simulation: Simulation, host: "Watched", method: Method, steps: int) -> TrialTimes:
     """Time a short round, after one that warms up."""
-    short = replace(method, phases=tuple(_shortened(phase, steps) for phase in method.phases))
+    short = replace(method, phases=tuple(shortened(phase, steps) for phase in method.phases))
     last, took = simulation.job.rounds, list[float]()
     for _ in range(2):
         began = time.perf_counter()
@@ -151,7 +151,7 @@ def _trial(simulation: Simulation, host: "Watched", method: Method, steps: int) 
     return TrialTimes(took[0] - took[1], besides, phases, others)
 
 
-def _shortened(phase: Phase, steps: int) -> Phase:
+def shortened(phase: Phase, steps: int) -> Phase:
     """Return a phase with few steps and few repetitions in every round."""
     few = replace(phase.reads, steps=min(steps, phase.reads.steps or steps))
     return replace(phase, repeat=Repeat(min(phase.repeat.times, TURNS)), reads=few)

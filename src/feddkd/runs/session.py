@@ -103,7 +103,7 @@ class Session:
                 self.simulation = simulation
                 rounds = simulation.rounds()  # raises an error before anything is written
                 name, place = simulation.facts["name"], find_device(device)
-                self.around = circumstances(name, place, options)
+                self.around = circumstances(name, place, self.job.dtype, options)
                 yield from self._open()
                 for rows in rounds:
                     yield from self._record(rows)
