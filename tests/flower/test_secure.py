@@ -266,19 +266,19 @@ def test_nobody_answering_ends_the_run(tmp_path: Path) -> None:
 def test_a_wrong_share_ends_the_round_and_no_wrong_sum_is_taken_in(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In its last block, where the sharing itself notices, and in its first, where only what was
+    """In its last byte, where the sharing itself notices, and in its first, where only what was
     announced tells.
     """
 
     def damage(at: int) -> Spoil:
         def change(told: dict[str, Any]) -> None:
             share = bytearray.fromhex(told["shares"]["2"])
-            share[at] ^= 1
+            share[at] ^= 2
             told["shares"]["2"] = share.hex()
 
         return page(change)
 
-    for at, why in ((51, "do not fit together"), (4, "client 2's secret do not give it")):
+    for at, why in ((36, "do not fit together"), (4, "client 2's secret do not give it")):
         secure(
             tmp_path / str(at), f"fedavg({LOCAL})", spoiling("query.unmask", 0, spoil=damage(at))
         )
@@ -343,6 +343,45 @@ def test_a_server_that_resumes_is_told_again_what_it_was_told_and_nothing_else(
         }
     else:
         assert apart(final(tmp_path / "serial"), final(tmp_path / "secure")) < QUANTUM
+
+
+CHANGED: dict[str, dict[str, Any]] = {
+    "rounds": {"rounds": 2},
+    "metrics": {"metrics": ["macro_f1"]},
+    "name": {"name": "another"},
+    "a later phase": {"method": f"fedavg({LOCAL}) | dkd(steps=1, batch_size=16, lr=0.3)"},
+    "a digit of the rate": {"method": f"fedavg({LOCAL[:-3]}0.1000001)"},
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "restarted"), [*((key, False) for key in CHANGED), ("metrics", True)]
+)
+def test_an_experiment_that_is_run_again_with_one_client_less_gives_no_upload_away(
+    key: str, restarted: bool, tmp_path: Path
+) -> None:
+    """The attack: A, the first sum, is over all clients, and B, the second, lacks client 3. Then
+    (A sum n - B (sum n - n_3)) / n_3 is the upload of client 3.
+    """
+    method, app = f"fedavg({LOCAL})", NodeApp(state=tmp_path)
+    grid = Double(app, 4)
+    secure(tmp_path / "first", method, grid)
+    if restarted:
+        for part in range(4):
+            grid.restart(part)
+    grid.tamper = lambda part, asked, reply: (
+        None if part == 3 and "train" in asked.metadata.message_type else reply
+    )
+    secure(tmp_path / "second", **{"method": method, "grid": grid, **CHANGED[key]})
+    start = prepare(Experiment(**{**SETTING, **FOUR, "method": method}), None)
+    sizes = start.federation.sizes
+    a, b = final(tmp_path / "first"), final(tmp_path / "second")
+    found = {n: (a[n] * sum(sizes) - b[n] * (sum(sizes) - sizes[3])) / sizes[3] for n in a}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Deaf, "deaf", frozenset({(1, 0, 1, client) for client in range(3)}))
+        patch.setattr(select, "ENGINES", {**select.ENGINES, "deaf": Deaf})
+        serial(tmp_path / "alone", method, "deaf", **FOUR)
+    assert apart(found, final(tmp_path / "alone")) > 0.01
 
 
 # --- what cannot be

@@ -8,15 +8,19 @@ were revealed before, would uncover all its uploads of the round.
 
 For each exchange a client reveals one share of a peer's secrets: of its seed if the peer's upload
 is in the sum, otherwise of its key. It does so for one set of survivors only, however often it is
-asked, and for no fewer survivors than the threshold.
+asked, and for no fewer survivors than the threshold. What it remembers of opened sums is in
+`opened_sums`.
 """
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from feddkd.flower import shares
+import numpy as np
+
+from feddkd.flower import opened_sums, shamir, shares
 from feddkd.flower.masking import encode, mask, to_groups, weights
 from feddkd.flower.messages import (
     ExchangeRequest,
@@ -26,12 +30,23 @@ from feddkd.flower.messages import (
     SealedShares,
 )
 from feddkd.flower.shares import LEAST, name_of
+from feddkd.flower.signing import check_signed, signed
 from feddkd.flower.wire import NodeMemory, WireError, pack
 from feddkd.method import Collect
 from feddkd.tensors import Groups
 
 KINDS = ("seeds", "keys")  # of the secrets that are split into shares
 Hex = str
+
+
+class NodeKeys(NamedTuple):
+    """The file of a node's own key, and the folder with the public keys of the other hospitals."""
+
+    own: Path | None = None
+    peers: Path | None = None
+
+
+NO_KEYS = NodeKeys()
 
 
 @dataclass
@@ -52,9 +67,9 @@ class Secrets:
     # member -> "seeds" or "keys" -> exchange -> share
     held: dict[str, dict[str, dict[str, Hex]]] = field(default_factory=dict)
     complete: bool = False  # whether the others' shares have arrived
-    masked: list[str] = field(default_factory=list)  # exchanges for which there is an upload
-    # round -> exchange -> survivors; later rounds keep it
-    revealed: dict[str, dict[str, list[int]]] = field(default_factory=dict)
+    # exchanges for which there is an upload -> group -> its sketch
+    masked: dict[str, dict[str, Hex]] = field(default_factory=dict)
+    revealed: dict[str, list[int]] = field(default_factory=dict)  # exchange -> survivors
 
     def public(self) -> PublicKeys:
         """Return the public keys and the checks of the seeds."""
@@ -72,14 +87,15 @@ class Secrets:
 
 
 def begin(
-    client: int, session: str, digest: str, round: int, names: Sequence[str], memory: NodeMemory
+    client: int,
+    session: str,
+    digest: str,
+    round: int,
+    names: Sequence[str],
+    memory: NodeMemory,
+    node: NodeKeys = NO_KEYS,
 ) -> tuple[PublicKeys, NodeMemory]:
-    """Draw new secrets for every exchange of a round.
-
-    The sets of survivors for which shares were revealed are kept while the experiment is the same,
-    because a server that resumes from its checkpoint plays a round again.
-    """
-    past = _read(memory, client).revealed if _tag(client) in memory else {}
+    """Draw new secrets for every exchange of a round."""
     secrets = Secrets(
         client,
         session,
@@ -87,9 +103,11 @@ def begin(
         shares.new_key().hex(),
         {name: shares.new_key().hex() for name in names},
         {name: shares.new_seed().hex() for name in names},
-        revealed={name: sets for name, sets in past.items() if name.startswith(f"{digest}-")},
     )
-    return secrets.public(), _write(memory, secrets)
+    public = secrets.public()
+    if node.own is not None:
+        public = signed(public, client, session, secrets.round, node.own)
+    return public, _write(memory, secrets)
 
 
 def deal(
@@ -98,18 +116,26 @@ def deal(
     threshold: int,
     public: Mapping[int, PublicKeys],
     memory: NodeMemory,
+    node: NodeKeys = NO_KEYS,
+    least: int = LEAST,
 ) -> tuple[SealedShares, NodeMemory]:
-    """Split the client's secrets into shares and encrypt one for each of the other members."""
+    """Split the client's secrets into shares and encrypt one for each of the other members.
+
+    `least` is the smallest threshold that the hospital accepts.
+    """
     secrets = _open(memory, client, session)
     members = sorted(public)
     if secrets.peers:
         raise WireError("the client has already sent its shares of this round")
-    if not LEAST <= threshold <= len(members) or 2 * threshold <= len(members):
+    least = max(least, LEAST)
+    if not least <= threshold <= len(members) or 2 * threshold <= len(members):
         raise WireError(
             f"the threshold is {threshold} among {len(members)} clients; it must be at least"
-            f" {LEAST} and more than half of them"
+            f" {least} and more than half of them"
         )
     _check_public(secrets, public)
+    if node.peers is not None:
+        check_signed(public, client, session, secrets.round, node.peers)
     secrets.threshold = threshold
     secrets.peers = {str(member): keys.as_json() for member, keys in public.items()}
     sealed = {}
@@ -131,14 +157,15 @@ def _split(secrets: Secrets, members: int) -> list[dict[str, dict[str, bytes]]]:
     ]
     for kind, by_exchange in zip(KINDS, (secrets.seeds, secrets.keys), strict=True):
         for name, secret in by_exchange.items():
-            split = shares.split(bytes.fromhex(secret), secrets.threshold, members)
+            split = shamir.split(bytes.fromhex(secret), secrets.threshold, members)
             for part, share in zip(parts, split, strict=True):
                 part[kind][name] = share
     return parts
 
 
 def _check_public(secrets: Secrets, public: Mapping[int, PublicKeys]) -> None:
-    if public.get(secrets.client) != secrets.public():
+    own = public.get(secrets.client)
+    if own is None or replace(own, signer=None, signature=None) != secrets.public():
         raise WireError("the client's public keys are not those that it has sent")
     for keys in public.values():
         if set(keys.keys) != set(secrets.keys):
@@ -182,9 +209,10 @@ def masked(
     collect: Mapping[str, Collect],
     examples: int,
     upload: Groups,
+    sent: Groups,
     memory: NodeMemory,
 ) -> tuple[bytes, NodeMemory]:
-    """Weight and mask an upload for the exchange of a request.
+    """Weight and mask an upload for the exchange of a request, in which the client was sent `sent`.
 
     Each mask is used once: a mask that is used twice hides nothing.
     """
@@ -206,7 +234,11 @@ def masked(
     }
     own_mask = shares.derive(bytes.fromhex(secrets.seeds[name]), "mask")
     words = words + mask(client, own_mask, pairs, len(words))
-    secrets.masked.append(name)
+    tag = opened_sums.tag(client)
+    memory = {tag: opened_sums.new_memory(), **memory}
+    collected = {group: upload[group] for group in collect}
+    sketches = opened_sums.sketches(memory[tag], collected, sent)
+    secrets.masked[name] = {group: sketch.tobytes().hex() for group, sketch in sketches.items()}
     return pack(to_groups(words)), _write(memory, secrets)
 
 
@@ -224,12 +256,18 @@ def reveal(
         raise WireError(
             f"there are {len(wanted)} survivors, fewer than the threshold of {secrets.threshold}"
         )
-    before = secrets.revealed.setdefault(secrets.round, {}).setdefault(name, wanted)
+    before = secrets.revealed.setdefault(name, wanted)
     if before != wanted:
         raise WireError(
             f"the client has already revealed its shares of exchange {name} for the survivors"
             f" {before}, so it cannot for {wanted}"
         )
+    tag = opened_sums.tag(client)
+    sketches = {
+        group: np.frombuffer(bytes.fromhex(text), "<f4")
+        for group, text in secrets.masked[name].items()
+    }
+    memory = {**memory, tag: opened_sums.remember(memory[tag], sketches, wanted)}
     revealed = {
         int(member): held["seeds" if int(member) in wanted else "keys"][name]
         for member, held in secrets.held.items()

@@ -161,6 +161,8 @@ class PublicKeys(WireMessage):
     channel: str  # for the shares that two clients send each other
     keys: Mapping[str, str]  # by exchange
     checks: Mapping[str, str]  # by exchange; derived from the seed
+    signer: str | None = None  # the sha256 of the node's own public key
+    signature: str | None = None  # by that key
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from flwr.app import RecordDict
 
 from feddkd.data.federation import SERVER
 from feddkd.engines.interface import Order, Reply
-from feddkd.flower import shares
+from feddkd.flower import shamir, shares
 from feddkd.flower.engine import Flower
 from feddkd.flower.masking import (
     Words,
@@ -226,7 +226,7 @@ class Secure(Flower):
                 f" {sorted(self._secrets.sealed)}"
             )
         for member, share in revealed.items():
-            if shares.number(share) != self._secrets.number(client):
+            if shamir.number(share) != self._secrets.number(client):
                 raise WireError(f"its share of client {member} was made for another client")
         return revealed
 
@@ -242,7 +242,7 @@ class Secure(Flower):
         for member, public in self._secrets.public.items():
             if member not in self._secrets.sealed:
                 continue
-            secret = shares.join([by_member[member] for by_member in revealed.values()])
+            secret = shamir.join([by_member[member] for by_member in revealed.values()])
             if member in clients:
                 _check(member, shares.derive(secret, "check"), public.checks[name])
                 yield stream(shares.derive(secret, "mask"), size)
@@ -261,8 +261,8 @@ def _checked_keys(public: PublicKeys, names: set[str]) -> PublicKeys:
         raise WireError(f"it has keys for the exchanges {sorted(public.keys)}, not {sorted(names)}")
     for point in (public.channel, *public.keys.values()):
         shares.check_public(bytes.fromhex(point))
-    if any(len(bytes.fromhex(check)) != shares.SECRET for check in public.checks.values()):
-        raise WireError(f"the check of a seed must have {shares.SECRET} bytes")
+    if any(len(bytes.fromhex(check)) != shamir.SECRET for check in public.checks.values()):
+        raise WireError(f"the check of a seed must have {shamir.SECRET} bytes")
     return public
 
 

@@ -7,7 +7,6 @@ a file named `3.pub` or `3-NAME.pub` is for client 3 alone.
 
 import json
 import logging
-import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,12 +15,12 @@ from pathlib import Path
 from feddkd.errors import InputError
 from feddkd.flower.deployment.credentials import read_public
 from feddkd.flower.deployment.superlink import Superlink
+from feddkd.flower.membership import pinned_client
 from feddkd.flower.wire import WireError
 from feddkd.runs.files import put
 
 log = logging.getLogger(__name__)
 OWNERS = "clients.json"  # client -> name of the key that stands for it
-PINNED = re.compile(r"(\d{1,9})(-.*)?")
 EVERY = 2.0  # seconds between two looks at the folder
 
 
@@ -85,9 +84,8 @@ class KeyFolder:
         name = self.name(node)
         if name is None:
             raise WireError("its key is not in the folder of keys")
-        pinned = PINNED.fullmatch(name)
-        if pinned and int(pinned[1]) != client:
-            raise WireError(f"the key {name} is for client {pinned[1]}, and it claims {client}")
+        if pinned_client(name) not in (None, client):
+            raise WireError(f"the key {name} is for another client than {client}, which it claims")
         owner = self._owner(client)
         if owner not in (None, name):
             place = self._link.folder / OWNERS
@@ -104,8 +102,7 @@ class KeyFolder:
         """Return the name of the key that a client belongs to, if the key is in the folder."""
         names = set(self._names.values())
         for name in names:
-            pinned = PINNED.fullmatch(name)
-            if pinned and int(pinned[1]) == client:
+            if pinned_client(name) == client:
                 return name
         owner = self._owners.get(str(client))
         return owner if owner in names else None
