@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,6 +19,7 @@ from feddkd.flower.apps import NodeApp, engine_on
 from feddkd.flower.conduct import MOST_FAILURES, ROUNDS_ASIDE
 from feddkd.flower.transport import json_record
 from feddkd.flower.wire import LONGEST_TEXT, printable
+from feddkd.methods import aggregation
 from feddkd.runs.runner import execute
 from flower_double import DKD, FEDDKD, LOCAL, SETTING, Double, apart, check_same, final, rows
 from test_flower import Deaf, changed, flower, serial, spoiling, with_content, with_page
@@ -69,8 +71,11 @@ def test_texts_of_others_are_cut_and_escaped() -> None:
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.1])
-def test_clipping_is_enforced_where_uploads_arrive(noise: float, tmp_path: Path) -> None:
+def test_clipping_is_enforced_where_uploads_arrive(
+    noise: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A client that does not clip moves the mean no further than one that does."""
+    monkeypatch.setattr(aggregation, "secret_normal", np.zeros)
     method = f"fedavg({LOCAL}, clip=0.01, noise={noise})"
     push = changed(lambda tensor: tensor + 1.0)
     flower(tmp_path / "honest", method, rounds=1)
