@@ -81,7 +81,7 @@ def test_noise_has_its_deviation_and_no_seed_gives_it_again(
 ) -> None:
     """The attack: a node that knows the seed redraws the noise and removes it from the model."""
     method, exact = "fedavg(steps=1, batch_size=8, clip=1.0, noise={z})", tmp_path / "exact"
-    places = {"model": "mlp(hidden='256')", "rounds": 1}
+    places: dict[str, Any] = {"model": "mlp(hidden='256')", "rounds": 1}
     serial(tmp_path / "redrawn", method.format(z=0.5), **places)
     flower(tmp_path / "noisy", method.format(z=0.5), **places)
     monkeypatch.setattr(aggregation, "secret_normal", np.zeros)

@@ -192,7 +192,7 @@ def test_a_node_that_fails_again_and_again_is_put_aside_for_a_while(
     assert absent == list(range(1, rounds))
     trained = [part for part, kind in grid.traffic if (part, kind) == (1, "train.local")]
     assert len(trained) == MOST_FAILURES + 1
-    assert "is not asked again before round 7" in caplog.text
+    assert "is not asked before round 7" in caplog.text
 
 
 def test_one_failure_costs_one_round(tmp_path: Path) -> None:

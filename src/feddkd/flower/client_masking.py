@@ -49,6 +49,14 @@ class NodeKeys(NamedTuple):
 NO_KEYS = NodeKeys()
 
 
+class BadSharesError(WireError):
+    """The shares that some clients have sent cannot be opened."""
+
+    def __init__(self, dealers: Mapping[int, WireError]) -> None:
+        super().__init__("; ".join(map(str, dealers.values())))
+        self.dealers = tuple(sorted(dealers))
+
+
 @dataclass
 class Secrets:
     """A client's secrets of a round, and its shares of the others' secrets.
@@ -95,15 +103,22 @@ def begin(
     memory: NodeMemory,
     node: NodeKeys = NO_KEYS,
 ) -> tuple[PublicKeys, NodeMemory]:
-    """Draw new secrets for every exchange of a round."""
-    secrets = Secrets(
-        client,
-        session,
-        f"{digest}-{round}",
-        shares.new_key().hex(),
-        {name: shares.new_key().hex() for name in names},
-        {name: shares.new_seed().hex() for name in names},
-    )
+    """Draw new secrets for every exchange of a round.
+
+    A request that comes twice changes nothing.
+    """
+    before = _read(memory, client) if _tag(client) in memory else None
+    if before is not None and (before.session, before.round) == (session, f"{digest}-{round}"):
+        secrets = before
+    else:
+        secrets = Secrets(
+            client,
+            session,
+            f"{digest}-{round}",
+            shares.new_key().hex(),
+            {name: shares.new_key().hex() for name in names},
+            {name: shares.new_seed().hex() for name in names},
+        )
     public = secrets.public()
     if node.own is not None:
         public = signed(public, client, session, secrets.round, node.own)
@@ -184,16 +199,22 @@ def accept(secrets: Secrets, sealed: Mapping[int, str]) -> None:
     """
     if secrets.complete or not secrets.peers:
         raise WireError("shares arrive once a round, after the client has sent its own shares")
-    names = list(secrets.seeds)
+    names, bad = list(secrets.seeds), dict[int, WireError]()
     for sender, text in sealed.items():
-        parts = shares.unseal(
-            secrets.channel_to(sender), sender, secrets.client, text.encode(), len(names)
-        )
+        try:
+            parts = shares.unseal(
+                secrets.channel_to(sender), sender, secrets.client, text.encode(), len(names)
+            )
+        except WireError as error:
+            bad[sender] = error
+            continue
         theirs = {
             kind: dict(zip(names, part, strict=True))
             for kind, part in zip(KINDS, parts, strict=True)
         }
         secrets.held[str(sender)] = _as_text(theirs)
+    if bad:
+        raise BadSharesError(bad)
     if len(secrets.held) < secrets.threshold:
         raise WireError(
             f"there are shares of {len(secrets.held)} clients, fewer than the threshold of"

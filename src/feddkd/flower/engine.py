@@ -35,7 +35,7 @@ from feddkd.flower.messages import (
 from feddkd.flower.roster import MOST_EXAMPLES, Roster
 from feddkd.flower.sent_experiment import to_send
 from feddkd.flower.transport import (
-    NodeGoneError,
+    BlamelessError,
     Outgoing,
     Transport,
     action,
@@ -232,13 +232,19 @@ class Flower:
         if reply.lost:
             if training:
                 self.held.pop(client, None)
-            raise NodeGoneError(
+            raise BlamelessError(
                 "it has lost what it kept (was its node restarted?); it misses this round and"
                 " starts from the beginning in the next"
             )
+        if reply.bad_shares:
+            self._complaint(client, reply.bad_shares)
         upload = unpack(bytes_in(message.content), self.most)
         # an evaluation may answer with a loss that is not finite
         return NodeAnswer(check(upload, pattern, finite=training), str(reply.held))
+
+    def _complaint(self, client: int, dealers: Sequence[int]) -> None:
+        """Raise BlamelessError: the client cannot open the shares that other clients sent it."""
+        raise BlamelessError(f"it cannot open the shares of clients {sorted(dealers)}")
 
     def _believed(
         self, exchange: Exchange, order: Order, answers: Mapping[int, NodeAnswer]
@@ -259,9 +265,9 @@ class Flower:
         return uploads
 
     def _blame(self, exchange: Exchange, order: Order, client: int, error: Exception) -> None:
-        """Log that a client has not answered and why; count it unless its node is only gone."""
+        """Log that a client has not answered and why; count it unless it is not its fault."""
         log_no_answer(client, exchange, order, error)
-        if not isinstance(error, NodeGoneError):
+        if not isinstance(error, BlamelessError):
             self._roster.conduct.failed(self._roster.nodes[client], self._round_number)
 
     def _reply(self, exchange: Exchange, order: Order, uploads: Mapping[int, Groups]) -> Reply:

@@ -115,7 +115,12 @@ def respond(
     if request.secure is None:
         content = pack(upload)
     else:
-        content, memory = opened.masked(request, request.secure, upload, received, memory)
+        from feddkd.flower.client_masking import BadSharesError
+
+        try:
+            content, memory = opened.masked(request, request.secure, upload, received, memory)
+        except BadSharesError as error:
+            return ExchangeReply(client, bad_shares=error.dealers), b"", memory
     if request.retain is None:
         return ExchangeReply(client, expected), content, memory
     after = retained(after, frozenset(request.retain))
