@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from feddkd.flower import roster, secure
+from feddkd.flower import opening, roster
 from feddkd.flower.masking import Words
 from seeded_federation import BrokenLawError, federate
 
@@ -40,8 +40,8 @@ def test_the_laws_notice_masks_that_stay_in_a_sum(
     def nothing(member: int, seeds: object, size: int) -> Words:
         return np.zeros(size, np.uint64)
 
-    monkeypatch.setattr(secure, "pairwise", nothing)
-    assert broken(range(10, 60), shared, tmp_path)
+    monkeypatch.setattr(opening, "pairwise", nothing)
+    assert broken((45,), shared, tmp_path)
 
 
 def test_the_laws_notice_a_node_that_is_never_asked_again(
@@ -53,7 +53,7 @@ def test_the_laws_notice_a_node_that_is_never_asked_again(
 
 def broken(seeds: object, shared: Path, folder: Path) -> bool:
     """Return whether a law is broken in the federation of one of some seeds."""
-    assert isinstance(seeds, range | tuple)
+    assert isinstance(seeds, tuple)
     for seed in seeds:
         (folder / str(seed)).mkdir()
         try:

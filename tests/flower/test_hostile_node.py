@@ -20,6 +20,7 @@ from feddkd.flower.conduct import MOST_FAILURES, ROUNDS_ASIDE
 from feddkd.flower.transport import json_record
 from feddkd.flower.wire import LONGEST_TEXT, printable
 from feddkd.methods import aggregation
+from feddkd.runs.record import find
 from feddkd.runs.runner import execute
 from flower_double import DKD, FEDDKD, LOCAL, SETTING, Double, apart, check_same, final, rows
 from test_flower import Deaf, changed, flower, serial, spoiling, with_content, with_page
@@ -63,6 +64,19 @@ def test_the_round_goes_on_without_a_node_that_lies(
     assert [record.args[0] for record in blamed if isinstance(record.args, tuple)] == [1]
     assert all(len(record.getMessage()) < 2 * LONGEST_TEXT for record in caplog.records)
     assert all(record.getMessage().isprintable() for record in caplog.records)
+
+
+def test_an_absurd_upload_that_comes_alone_does_not_vouch_for_itself(tmp_path: Path) -> None:
+    absurd = changed(lambda tensor: torch.full_like(tensor, 1e30))
+
+    def tamper(part: int, asked: Message, reply: Message) -> Message | None:
+        if asked.metadata.message_type != "train.local":
+            return reply
+        return absurd(asked, reply) if part == 1 else None
+
+    flower(tmp_path, FEDDKD, Double(NodeApp(), 3, tamper))
+    (record,) = find(tmp_path, begun=True)
+    assert "answered phase 'local', step 1, in round 1" in record.manifest["ended"]
 
 
 def test_texts_of_others_are_cut_and_escaped() -> None:

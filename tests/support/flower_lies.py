@@ -51,7 +51,10 @@ def changed(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Message
     """Return a function that changes a tensor of a reply."""
 
     def spoil(reply: Message) -> Message:
-        groups = {g: dict(own) for g, own in unpack(bytes_in(reply.content)).items()}
+        content = bytes_in(reply.content)
+        if not content:  # the node has lost what it kept
+            return reply
+        groups = {g: dict(own) for g, own in unpack(content).items()}
         for tensors in groups.values():
             for name in list(tensors)[:1]:
                 tensors[name] = change(tensors[name])
@@ -91,7 +94,10 @@ def answering(reply: Message, content: Any) -> Message:
 
 
 def shortened(reply: Message) -> Message:
-    groups = unpack(bytes_in(reply.content))
+    content = bytes_in(reply.content)
+    if not content:  # the node has lost what it kept
+        return reply
+    groups = unpack(content)
     words = groups["masked"]["words"][:-1]
     reply.content["tensors"] = tensor_record(pack({"masked": {"words": words}}))
     return reply

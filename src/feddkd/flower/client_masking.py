@@ -12,11 +12,10 @@ asked, and for no fewer survivors than the threshold. What it remembers of opene
 `opened_sums`.
 """
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,6 +28,7 @@ from feddkd.flower.messages import (
     RevealedShares,
     SealedShares,
 )
+from feddkd.flower.round_secrets import Hex, Secrets, open_secrets, read_secrets, with_secrets
 from feddkd.flower.shares import LEAST, name_of
 from feddkd.flower.signing import check_signed, signed
 from feddkd.flower.wire import NodeMemory, WireError, pack
@@ -36,7 +36,6 @@ from feddkd.method import Collect
 from feddkd.tensors import Groups
 
 KINDS = ("seeds", "keys")  # of the secrets that are split into shares
-Hex = str
 
 
 class NodeKeys(NamedTuple):
@@ -57,43 +56,6 @@ class BadSharesError(WireError):
         self.dealers = tuple(sorted(dealers))
 
 
-@dataclass
-class Secrets:
-    """A client's secrets of a round, and its shares of the others' secrets.
-
-    It is kept as JSON, so its numbers of clients are texts.
-    """
-
-    client: int
-    session: str
-    round: str
-    channel: Hex
-    keys: dict[str, Hex]  # by exchange
-    seeds: dict[str, Hex]
-    threshold: int = 0
-    peers: dict[str, Any] = field(default_factory=dict)  # member -> its public keys
-    # member -> "seeds" or "keys" -> exchange -> share
-    held: dict[str, dict[str, dict[str, Hex]]] = field(default_factory=dict)
-    complete: bool = False  # whether the others' shares have arrived
-    # exchanges for which there is an upload -> group -> its sketch
-    masked: dict[str, dict[str, Hex]] = field(default_factory=dict)
-    revealed: dict[str, list[int]] = field(default_factory=dict)  # exchange -> survivors
-
-    def public(self) -> PublicKeys:
-        """Return the public keys and the checks of the seeds."""
-        keys = {name: shares.public(bytes.fromhex(key)).hex() for name, key in self.keys.items()}
-        checks = {
-            name: shares.derive(bytes.fromhex(seed), "check").hex()
-            for name, seed in self.seeds.items()
-        }
-        return PublicKeys(shares.public(bytes.fromhex(self.channel)).hex(), keys, checks)
-
-    def channel_to(self, peer: int) -> bytes:
-        """Return the key that encrypts the messages between this client and a peer."""
-        point = self.peers[str(peer)]["channel"]
-        return shares.agree(bytes.fromhex(self.channel), bytes.fromhex(point))
-
-
 def begin(
     client: int,
     session: str,
@@ -107,7 +69,7 @@ def begin(
 
     A request that comes twice changes nothing.
     """
-    before = _read(memory, client) if _tag(client) in memory else None
+    before = read_secrets(memory, client)
     if before is not None and (before.session, before.round) == (session, f"{digest}-{round}"):
         secrets = before
     else:
@@ -122,7 +84,7 @@ def begin(
     public = secrets.public()
     if node.own is not None:
         public = signed(public, client, session, secrets.round, node.own)
-    return public, _write(memory, secrets)
+    return public, with_secrets(memory, secrets)
 
 
 def deal(
@@ -138,7 +100,7 @@ def deal(
 
     `least` is the smallest threshold that the hospital accepts.
     """
-    secrets = _open(memory, client, session)
+    secrets = open_secrets(memory, client, session)
     members = sorted(public)
     if secrets.peers:
         raise WireError("the client has already sent its shares of this round")
@@ -162,7 +124,7 @@ def deal(
             sealed[member] = shares.seal(
                 secrets.channel_to(member), client, member, seeds, keys
             ).decode()
-    return SealedShares(sealed), _write(memory, secrets)
+    return SealedShares(sealed), with_secrets(memory, secrets)
 
 
 def _split(secrets: Secrets, members: int) -> list[dict[str, dict[str, bytes]]]:
@@ -239,7 +201,7 @@ def masked(
     """
     client = request.client
     _, round, index, step = request.key
-    secrets, name = _open(memory, client, order.session), name_of(int(index), int(step))
+    secrets, name = open_secrets(memory, client, order.session), name_of(int(index), int(step))
     if secrets.round != f"{digest}-{round}" or name not in secrets.seeds or name in secrets.masked:
         raise WireError(f"the client has no unused mask for exchange {name} of round {round}")
     if order.sealed is not None:
@@ -260,14 +222,14 @@ def masked(
     collected = {group: upload[group] for group in collect}
     sketches = opened_sums.sketches(memory[tag], collected, sent)
     secrets.masked[name] = {group: sketch.tobytes().hex() for group, sketch in sketches.items()}
-    return pack(to_groups(words)), _write(memory, secrets)
+    return pack(to_groups(words)), with_secrets(memory, secrets)
 
 
 def reveal(
     client: int, session: str, name: str, survivors: Sequence[int], memory: NodeMemory
 ) -> tuple[RevealedShares, NodeMemory]:
     """Reveal one share for each member: of its seed if it survived, otherwise of its key."""
-    secrets, wanted = _open(memory, client, session), sorted(set(survivors))
+    secrets, wanted = open_secrets(memory, client, session), sorted(set(survivors))
     if name not in secrets.masked or client not in wanted:
         raise WireError("the client has no upload in the sum that it is asked about")
     if not {str(survivor) for survivor in wanted} <= set(secrets.held):
@@ -293,29 +255,7 @@ def reveal(
         int(member): held["seeds" if int(member) in wanted else "keys"][name]
         for member, held in secrets.held.items()
     }
-    return RevealedShares(revealed), _write(memory, secrets)
-
-
-# --- storage
-
-
-def _tag(client: int) -> str:
-    return f"secrets:{client}"
-
-
-def _read(memory: NodeMemory, client: int) -> Secrets:
-    return Secrets(**json.loads(memory[_tag(client)]))
-
-
-def _open(memory: NodeMemory, client: int, session: str) -> Secrets:
-    secrets = _read(memory, client) if _tag(client) in memory else None
-    if secrets is None or secrets.session != session:
-        raise WireError("the client has no secrets of this round (was its node restarted?)")
-    return secrets
-
-
-def _write(memory: NodeMemory, secrets: Secrets) -> NodeMemory:
-    return {**memory, _tag(secrets.client): json.dumps(asdict(secrets)).encode()}
+    return RevealedShares(revealed), with_secrets(memory, secrets)
 
 
 def _as_text(parts: Mapping[str, Mapping[str, bytes]]) -> dict[str, dict[str, Hex]]:

@@ -34,6 +34,7 @@ from feddkd.flower.messages import (
 )
 from feddkd.flower.roster import MOST_EXAMPLES, Roster
 from feddkd.flower.sent_experiment import to_send
+from feddkd.flower.status import Status
 from feddkd.flower.transport import (
     BlamelessError,
     Outgoing,
@@ -45,7 +46,7 @@ from feddkd.flower.transport import (
     tensor_record,
 )
 from feddkd.flower.upload_bounds import believable
-from feddkd.flower.wire import FIRST, MOST, NOTHING, check, pack, unpack
+from feddkd.flower.wire import FIRST, MOST, NOTHING, check, pack, printable, unpack
 from feddkd.method import Exchange
 from feddkd.models.functional import Model
 from feddkd.tensors import Groups, stack
@@ -80,6 +81,7 @@ class Flower:
     most_examples: int = MOST_EXAMPLES  # that a client may claim
     membership: Membership = field(default_factory=AnyMember)
     held: dict[int, str] = field(default_factory=dict)  # client -> tag of the tensors it keeps
+    status: Status = field(default_factory=Status)
 
     def __post_init__(self) -> None:
         if self.grid is None:
@@ -106,6 +108,8 @@ class Flower:
         # stands for every client's memo: it has the same names, shapes and types
         self._memo = self.first_memos[0]
         self._before = (self._memo, self.held)  # both at the beginning of the round
+        name, rounds = self.experiment.get("name", ""), int(self.experiment.get("rounds", 0))
+        self.status.begin(name or self.experiment.get("method", ""), rounds, self._roster.total)
 
     # --- the protocol of engines
 
@@ -153,6 +157,7 @@ class Flower:
             return self._server.exchange(exchange, orders)
         self._gather_clients()
         self._begin_round(orders[0])
+        self.status.begin_exchange(exchange, self._round_number)
         pattern = self._pattern(exchange, orders[0])
         answers: list[dict[int, NodeAnswer]] = [{} for _ in orders]
         outgoing = list(self._outgoing(exchange, orders))
@@ -167,10 +172,13 @@ class Flower:
                 answers[asked.order][asked.client] = received
         for silent in late.values():
             self._roster.conduct.failed(silent.node, self._round_number)
-        return [
+            self.status.failed(silent.client, "it has not answered in time")
+        replies = [
             self._reply(exchange, order, self._believed(exchange, order, by_client))
             for order, by_client in zip(orders, answers, strict=True)
         ]
+        self.status.write()
+        return replies
 
     # --- one exchange
 
@@ -190,7 +198,8 @@ class Flower:
         online = self._transport.online_nodes()
         training = f"train.{action(exchange.phase.name)}"
         for number, order in enumerate(orders):
-            tensors = tensor_record(pack(order.sent))
+            packed = pack(order.sent)
+            tensors = tensor_record(packed)
             kind = "evaluate" if order.purpose == "evaluate" else training
             for client in order.cohort:
                 node = self._roster.nodes.get(client)
@@ -201,6 +210,7 @@ class Flower:
                 elif node in online:
                     request = message_record(self._request(exchange, order, client))
                     content = RecordDict({"page": request, "tensors": tensors})
+                    self.status.sent(client, len(packed))
                     yield Outgoing(node, client, number, kind, content)
                 else:
                     log_no_answer(client, exchange, order, "its node is offline")
@@ -238,9 +248,11 @@ class Flower:
             )
         if reply.bad_shares:
             self._complaint(client, reply.bad_shares)
-        upload = unpack(bytes_in(message.content), self.most)
+        content = bytes_in(message.content)
         # an evaluation may answer with a loss that is not finite
-        return NodeAnswer(check(upload, pattern, finite=training), str(reply.held))
+        upload = check(unpack(content, self.most), pattern, finite=training)
+        self.status.answered(client, len(content))
+        return NodeAnswer(upload, str(reply.held))
 
     def _complaint(self, client: int, dealers: Sequence[int]) -> None:
         """Raise BlamelessError: the client cannot open the shares that other clients sent it."""
@@ -267,6 +279,7 @@ class Flower:
     def _blame(self, exchange: Exchange, order: Order, client: int, error: Exception) -> None:
         """Log that a client has not answered and why; count it unless it is not its fault."""
         log_no_answer(client, exchange, order, error)
+        self.status.failed(client, printable(error))
         if not isinstance(error, BlamelessError):
             self._roster.conduct.failed(self._roster.nodes[client], self._round_number)
 
@@ -304,6 +317,8 @@ class Flower:
             self._note_held(roster.welcome(self.join))
 
     def _note_held(self, joined: Mapping[int, ClientInfo]) -> None:
+        if joined:
+            self.status.joined(joined, {k: self._roster.name_of(k) for k in joined})
         for client, found in joined.items():
             if self.held.get(client, FIRST) not in (FIRST, *found.held):
                 log.warning("client %s has lost what it kept; it starts from the beginning", client)

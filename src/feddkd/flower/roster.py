@@ -151,6 +151,10 @@ class Roster:
         if not found.counts["train"]:
             raise WireError(f"client {client} has no training examples")
 
+    def name_of(self, client: int) -> str:
+        """Return the name of the node of a client that has joined."""
+        return self._name(self.nodes[client])
+
     def _name(self, node: int) -> str:
         return self.membership.name(node) or str(node)
 

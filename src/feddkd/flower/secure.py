@@ -14,7 +14,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import TypeVar
 
 import torch
 from flwr.app import RecordDict
@@ -24,12 +24,9 @@ from feddkd.engines.interface import Order, Reply
 from feddkd.flower import shamir, shares
 from feddkd.flower.engine import Flower
 from feddkd.flower.masking import (
-    Words,
     decode,
     from_groups,
     length,
-    pairwise,
-    stream,
     total,
     weights,
 )
@@ -44,6 +41,7 @@ from feddkd.flower.messages import (
     SharesRequest,
     UnmaskRequest,
 )
+from feddkd.flower.opening import Revealed, RoundSecrets, joined_secrets, masks
 from feddkd.flower.shares import LEAST, name_of, names_of
 from feddkd.flower.summable import check_summable
 from feddkd.flower.transport import BlamelessError, Outgoing, json_in, message_record
@@ -54,22 +52,7 @@ from feddkd.tensors import Groups
 
 log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
-Revealed = dict[int, dict[int, bytes]]  # who tells -> member -> share
 MOST_SEALED = 1 << 20  # bytes of encrypted shares from one client for another
-
-
-class RoundSecrets(NamedTuple):
-    """The public keys and the encrypted shares of a round's cohort."""
-
-    round: tuple[Any, ...] = ()  # (seed, round)
-    session: str = ""
-    threshold: int = LEAST
-    public: Mapping[int, PublicKeys] = {}  # by client
-    sealed: Mapping[int, Mapping[int, str]] = {}  # member -> receiver -> shares
-
-    def number(self, client: int) -> int:
-        """Return the number of a client: every secret's share with this number is for it."""
-        return sorted(self.public).index(client) + 1
 
 
 @dataclass
@@ -220,14 +203,14 @@ class Secure(Flower):
             return Reply(clients, {}, (len(revealed), least))
         joined: dict[int, bytes] | None
         try:
-            joined = self._joined(name, clients, revealed)
+            joined = joined_secrets(self._secrets, name, clients, revealed)
         except WireError as error:
             log.warning("cannot remove the masks from the sum of exchange %s: %s", name, error)
             joined = self._without_wrong_shares(name, clients)
         if joined is None:
             return Reply(clients, {}, (least - 1, least))
         words = [from_groups(uploads[client]) for client in clients]
-        summed = total(words, self._masks(name, clients, joined))
+        summed = total(words, masks(self._secrets, name, clients, joined, length(self._like)))
         examples = sum(self._weight(client, exchange.phase.reads.source) for client in clients)
         weight = weights(exchange.phase.collect, examples, len(clients))
         return Reply(clients, decode(summed, weight, self._like))
@@ -257,7 +240,7 @@ class Secure(Flower):
             if len(rest) < self._secrets.threshold:
                 return None
             with suppress(WireError):
-                joined = self._joined(name, clients, rest)
+                joined = joined_secrets(self._secrets, name, clients, rest)
                 if wrong is not None:
                     self._blame_teller(wrong)
                 return joined
@@ -281,40 +264,6 @@ class Secure(Flower):
                 raise WireError(f"its share of client {member} was made for another client")
         return revealed
 
-    def _joined(self, name: str, clients: Sequence[int], revealed: Revealed) -> dict[int, bytes]:
-        """Return the secret of each member that shares give: its seed if it is in the sum, else its
-        key. Raise WireError if one is not what its client has announced.
-        """
-        secrets: dict[int, bytes] = {}
-        for member in self._secrets.sealed:
-            public = self._secrets.public[member]
-            secret = shamir.join([told[member] for told in revealed.values()])
-            if member in clients:
-                _check(member, shares.derive(secret, "check"), public.checks[name])
-            else:
-                _check(member, shares.public(secret), public.keys[name])
-            secrets[member] = secret
-        return secrets
-
-    def _masks(
-        self, name: str, clients: Sequence[int], joined: Mapping[int, bytes]
-    ) -> Iterator[Words]:
-        """Yield all masks that must be subtracted from the sum.
-
-        They are the survivors' own masks, and the masks that the other members would have
-        cancelled.
-        """
-        size = length(self._like)
-        for member, secret in joined.items():
-            if member in clients:
-                yield stream(shares.derive(secret, "mask"), size)
-            else:
-                seeds = {}
-                for client in clients:
-                    point = bytes.fromhex(self._secrets.public[client].keys[name])
-                    seeds[client] = shares.agree(secret, point)
-                yield -pairwise(member, seeds, size)
-
 
 def _checked_keys(public: PublicKeys, names: set[str]) -> PublicKeys:
     """Return a client's public keys if there is a valid one for every exchange."""
@@ -334,9 +283,3 @@ def _checked_shares(reply: SealedShares, receivers: set[int]) -> Mapping[int, st
     if any(len(text) > MOST_SEALED for text in reply.sealed.values()):
         raise WireError(f"its shares for one client have more than {MOST_SEALED:,} bytes")
     return reply.sealed
-
-
-def _check(member: int, computed: bytes, known: str) -> None:
-    """Raise WireError if a secret does not give the value that its client has published."""
-    if computed.hex() != known:
-        raise WireError(f"the shares of client {member}'s secret do not give it")

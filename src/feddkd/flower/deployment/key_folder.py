@@ -8,7 +8,7 @@ a file named `3.pub` or `3-NAME.pub` is for client 3 alone.
 import json
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -45,17 +45,21 @@ class KeyFolder:
         self._names = names
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Admit and shut out nodes as the folder changes, until the block ends."""
+    def watched(self, also: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """Admit and shut out nodes as the folder changes, until the block ends.
+
+        `also` is called as often as the folder is looked at.
+        """
         ended = threading.Event()
 
         def watch() -> None:
             while not ended.wait(EVERY):
                 try:
+                    also()
                     if self._changed():
                         self.admit()
                 except (OSError, InputError) as error:
-                    log.warning("cannot read the keys in %s: %s", self._keys, error)
+                    log.warning("cannot look after %s: %s", self._keys, error)
 
         thread = threading.Thread(target=watch, daemon=True)
         thread.start()
@@ -84,8 +88,8 @@ class KeyFolder:
         name = self.name(node)
         if name is None:
             raise WireError("its key is not in the folder of keys")
-        if pinned_client(name) not in (None, client):
-            raise WireError(f"the key {name} is for another client than {client}, which it claims")
+        if (own := pinned_client(name)) not in (None, client):
+            raise WireError(f"the key {name} is for client {own}, and it claims {client}")
         owner = self._owner(client)
         if owner not in (None, name):
             place = self._link.folder / OWNERS
