@@ -1,4 +1,4 @@
-"""What an operator sees of a federation: status, metrics, and logs that do not grow for ever."""
+"""An operator sees a federation: status, metrics, and logs that do not grow for ever."""
 
 import json
 import logging

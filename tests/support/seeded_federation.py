@@ -155,7 +155,7 @@ class Federation:
             self._check_secrets(request)
 
     def _check_secrets(self, request: dict[str, Any]) -> None:
-        """Check that nobody could learn both secrets of a member for an exchange."""
+        """Check that the server could not learn both secrets of a member for an exchange."""
         session, exchange, teller = request["session"], request["exchange"], request["client"]
         for member in range(self.plan.nodes):
             place = (session, exchange, member)

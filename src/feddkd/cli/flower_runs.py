@@ -154,8 +154,8 @@ def write_private_files() -> None:
 
 
 def stamped(file: Path | None) -> Handler:
-    """Return a handler whose lines begin with the time, in UTC: on standard error, or in a file
-    that is begun anew every 10 MB, with nine before it kept.
+    """Return a handler whose lines begin with the time, in UTC: on standard error, or in a
+    file. A file of 10 MB is followed by a new one; nine older ones are kept.
     """
     if file is None:
         lines: Handler = StreamHandler()

@@ -1,4 +1,4 @@
-"""What a client remembers of the sums that it has helped to open.
+"""The memory of a client: the sums that it has helped to open.
 
 Two sums over nearly the same uploads of which one lacks a client differ by that client's upload. So
 a client whose update is nearly the one of an earlier sum helps only for the same survivors, however

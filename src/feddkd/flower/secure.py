@@ -104,7 +104,7 @@ class Secure(Flower):
         needless = len(self._secrets.sealed) - self._secrets.threshold
         for dealer, clients in self._complaints.items():
             if dealer in self._secrets.sealed and len(clients) > needless:
-                node, why = self._roster.nodes[dealer], "has sent shares that nobody can open"
+                node, why = self._roster.nodes[dealer], "has sent shares that others cannot open"
                 self._roster.conduct.put_aside(node, self._round_number, why)
 
     # --- the beginning of a round

@@ -1,4 +1,4 @@
-"""What a federation is doing: the run, the round, and each client's node, last answer and bytes.
+"""The status of a federation: run, round, and each client's node, last answer and bytes.
 
 The server writes it to status.json in its folder after every exchange, for `feddkd flower status`
 and for the metrics. Beside the file's times nothing depends on it.
@@ -22,7 +22,7 @@ FILE = "status.json"
 
 @dataclass
 class ClientStatus:
-    """What the server knows about a client's node."""
+    """The server's knowledge about a client's node."""
 
     node: str  # the name of its key
     examples: int

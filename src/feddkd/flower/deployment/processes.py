@@ -69,7 +69,7 @@ class Processes:
         return self._folder / f"{name}.log"
 
     def limit_logs(self) -> None:
-        """Begin a log anew that has become too long; the last one is kept as NAME.log.1."""
+        """Empty each log that is too long; its content is kept as NAME.log.1."""
         for name in list(self.running):
             log = self.log(name)
             if log.stat().st_size > MOST_LOG:
