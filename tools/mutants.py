@@ -42,9 +42,9 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = [
-    Mutant("KL taken in the other direction", "methods/losses.py",
-           "taught = softmax(teacher / temperature, -1)",
-           "teacher, student = student, teacher\n    taught = softmax(teacher / temperature, -1)"),
+    Mutant("KL taken in the other direction", "tasks/formulas.py",
+           "taught = softmax(teacher, -1)",
+           "teacher, student = student, teacher\n    taught = softmax(teacher, -1)"),
     Mutant("every client taught by the first client's model", "engines/serial.py",
            "self.memo(order.run, client)", "self.memo(order.run, order.cohort[0])"),
     Mutant("teacher normalises by the batch", "methods/dkd.py", "batch.x, mode=teacher", 'batch.x, mode="batch"'),
@@ -70,10 +70,10 @@ MUTANTS = [
     Mutant("learning rate decays one round early", "spec/schedules.py", "self.per_round ** (round - 1)", "self.per_round**round"),
     Mutant("no decay inside the distillation", "spec/schedules.py", " * self.per_step ** (step - 1)", ""),
     Mutant("warm-up ends one round early", "spec/schedules.py", "0 if round <= self.warmup", "0 if round < self.warmup"),
-    Mutant("Nesterov ignored", "methods/optimisers.py", "if nesterov else velocity", "if False else velocity"),
-    Mutant("weight decay ignored by Adam", "methods/optimisers.py",
+    Mutant("Nesterov ignored", "methods/optimisers/sgd.py", "if nesterov else velocity", "if False else velocity"),
+    Mutant("weight decay ignored by Adam", "methods/optimisers/adam.py",
            "        grads = add(grads, params, weight_decay) if weight_decay else grads\n        count", "        count"),
-    Mutant("AMSGrad ignored", "methods/optimisers.py", 'after["largest" if amsgrad else "second"]', 'after["second"]'),
+    Mutant("AMSGrad ignored", "methods/optimisers/adam.py", 'after["largest" if amsgrad else "second"]', 'after["second"]'),
     Mutant("last partial batch dropped", "data/batches.py", "math.ceil(examples / self.batch_size)", "max(whole, 1)"),
     Mutant("shuffled although the batch takes in everything", "data/batches.py",
            "if reads.random and reads.shuffle and count > reads.batch_size", "if reads.random and reads.shuffle",
@@ -161,7 +161,7 @@ MUTANTS = [
            "if expected not in (FIRST, NOTHING, *held):",
            "if expected not in held:\n        expected = FIRST\n    if False:", FLOWER),
     Mutant("anybody gets to a SuperLink's controls", "flower/deployment/gateway.py",
-           "if not trusted and not path.startswith(", "if False and not path.startswith(", DOOR),
+           "if not trusted and not path.startswith((FLEET, RUNTIME, HEALTH)):", "if False:", DOOR),
     Mutant("a stranger's key opens the fleet's paths", "flower/deployment/gateway.py",
            "and self._members.name(headers) is None", "and False", DOOR),
     Mutant("requests of unknown length have no end", "flower/deployment/gateway.py", "if received <= most", "if True", DOOR),
@@ -243,6 +243,8 @@ MUTANTS = [
            "couples=couples, head", "couples=model.couples, head", OWN_NETWORKS),
     Mutant("whether examples are mixed is tried with like examples only", "models/coupling.py",
            "for by in (FAR, -FAR)", "for by in (1, 1)", PROOF),
+    Mutant("examples that are mixed in the gradient alone are overlooked", "models/coupling.py",
+           "for part in (few, more)]", "for part in (few, few)]", PROOF),
     Mutant("a draw for the whole batch is overlooked", "models/coupling.py",
            "not shape or shape[0] % len(first)", "shape is None", PROOF),
     Mutant("what the functional form computes is not compared", "models/proof.py",
@@ -325,13 +327,16 @@ def is_caught(mutant: Mutant) -> bool:
 
 
 def main() -> None:
+    """Try all mutants, or those with one of the given words in their file or description."""
+    words = sys.argv[1:] or [""]
+    chosen = [mutant for mutant in MUTANTS if any(w in mutant.file + mutant.what for w in words)]
     with ThreadPoolExecutor(2) as pool:
-        caught = pool.map(is_caught, MUTANTS)
+        caught = pool.map(is_caught, chosen)
         survivors = []
-        for mutant, died in zip(MUTANTS, caught, strict=True):
+        for mutant, died in zip(chosen, caught, strict=True):
             print(f"{'caught' if died else 'SURVIVED'}: {mutant.what} ({mutant.file})", flush=True)
             survivors += [] if died else [mutant.what]
-    print(f"{len(MUTANTS) - len(survivors)} of {len(MUTANTS)} mutants caught")
+    print(f"{len(chosen) - len(survivors)} of {len(chosen)} mutants caught")
     sys.exit(bool(survivors))
 
 

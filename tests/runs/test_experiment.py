@@ -57,6 +57,8 @@ OTHER: list[dict[str, Any]] = [
     {"on_divergence": "stop"},
     {"shuffle": False},
     {"shuffle": "distillation"},
+    {"task": "multilabel"},
+    {"client_tests": "own"},
 ]
 
 
@@ -144,7 +146,7 @@ def test_evaluation_follows_method_and_partition() -> None:
         ({"min_clients": 11}, ["min_clients is 11", "a cohort has 10"]),
         ({"on_divergence": "panic"}, ["on_divergence", "'drop', 'stop', 'continue'"]),
         ({"data": "digitz"}, ["data source", "'digitz'", "digits"]),
-        ({"partition": "iid() | iid()"}, ["one partition"]),
+        ({"partition": "iid() | iid()"}, ["'iid'", "noise"]),
         ({"model": "mlp(depth=2)"}, ["model", "'depth'", "hidden"]),
         ({"transform": "blur()"}, ["transform", "'blur'", "crop, flip, normalise, pad"]),
         ({"clients": 0}, ["clients", ">= 1", "0"]),

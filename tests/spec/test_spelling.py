@@ -35,6 +35,7 @@ TEXTS = {
     "domains": ["mnist", "svhn,usps"],
     "path": ["a.npz", "it's \\ odd.npz"],
     "label": ["kind"],
+    "shape": ["12", "1x28x28"],
     "names": ["head.*", "*.bias, 0.weight"],
 }
 NOT_DRAWN = {"saved", "domains"}  # a file must be there; has no options
@@ -210,7 +211,7 @@ def refused_or_read(read: Callable[[str], Any], text: str) -> None:
         ("fedavg(momentum=1)", ["momentum", ">= 0 and < 1", "1.0"]),
         ("fedavg(nesterov=1)", ["nesterov", "True or False", "1"]),
         ("fedavg(steps='all')", ["steps", "a whole number", "'all'"]),
-        ("fedavg(optimiser='adamw')", ["optimiser", "'sgd', 'adam'", "'adamw'"]),
+        ("fedavg(optimiser='adamx')", ["optimiser", "'sgd', 'adam'", "'adamx'"]),
         ("fedavg(optimiser='\\d')", ["optimiser", "'sgd', 'adam'"]),
         ("fedavg(lr=0.1, lr=0.2)", ["lr", "twice"]),
         ("fedavg(5)", ["by name", "key=value", "'5'"]),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from feddkd.data.batches import Indices, Source
-from feddkd.data.examples import Data, Examples
+from feddkd.data.examples import Data, Examples, alike
 from feddkd.data.index_lists import IndexLists
 from feddkd.data.partitions.changes import Change, Part, apply_changes
 from feddkd.data.partitions.clusters import with_domains
@@ -92,6 +92,15 @@ class Federation:
     def held(self) -> Indices:
         """The number of training examples by client and class, of shape (clients, classes)."""
         return IndexLists.of(self.train).counts(self.y.cpu().numpy(), self.classes)
+
+    def held_by(self, labels: Sequence[str]) -> tuple[tuple[str, ...], Indices]:
+        """Return the names of what is counted of each client, and the numbers by client and name.
+
+        These are the training examples of each class; without labels, of all kinds together.
+        """
+        if labels:
+            return tuple(labels), self.held
+        return ("examples",), np.array(self.sizes)[:, None]
 
     def counts(self, source: Source) -> list[int]:
         """Return the number of examples that each client has of a source."""
@@ -337,18 +346,27 @@ def stratified(
 
 def assemble(
     clients: Sequence[Examples],
-    test: Examples,
+    test: Examples | None,
     validation: Examples | None,
     transform: Transform,
     public: Examples | None = None,
+    client_tests: Sequence[Examples] = (),
 ) -> Federation:
-    """Return the federation of examples that are already divided among clients."""
+    """Return the federation of examples that are already divided among clients.
+
+    Without `test`, the test set is that of all clients together.
+    """
     if not clients:
         raise InputError("there must be at least one client")
-    parts = [*clients, test, *(part for part in (validation, public) if part is not None)]
+    others = {"test": test, "validation": validation, "public": public}
+    given = {name: part for name, part in others.items() if part is not None}
+    parts = alike([*clients, *client_tests, *given.values()])
     _check_alike(parts)
     ends = np.cumsum([len(part) for part in parts])
     ranges = [np.arange(end - len(part), end) for part, end in zip(parts, ends, strict=True)]
+    trains, tests = ranges[: len(clients)], ranges[len(clients) : -len(given) or None]
+    named = dict(zip(given, ranges[len(ranges) - len(given) :], strict=True))
+    none = np.arange(0)
     y = cat([part.y for part in parts])
     has_labels = isinstance(y, Tensor) and y.dim() == 1 and not y.is_floating_point()
     return Federation(
@@ -356,11 +374,11 @@ def assemble(
         y=y,
         classes=int(y.max()) + 1 if has_labels else 0,
         transform=transform,
-        train=IndexLists.of(ranges[: len(clients)]),
-        own_test=None,
-        validation=ranges[len(clients) + 1] if validation is not None else np.arange(0),
-        test=ranges[len(clients)],
-        public=ranges[-1] if public is not None else np.arange(0),
+        train=IndexLists.of(trains),
+        own_test=IndexLists.of(tests) if tests else None,
+        validation=named.get("validation", none),
+        test=named["test"] if "test" in named else np.concatenate(tests),
+        public=named.get("public", none),
     )
 
 

@@ -17,6 +17,7 @@ from feddkd.methods import parse
 from feddkd.models.python_model import find_architecture
 from feddkd.models.registry import Architecture
 from feddkd.models.weight_files import file_digest
+from feddkd.randomness import Key
 from feddkd.rounds.availability import OnDivergence, Tolerance, tolerance
 from feddkd.rounds.evaluation import Protocol, find_protocol
 from feddkd.rounds.loop import cohort_size
@@ -36,6 +37,7 @@ USUAL = {
     "task": "classification()",
     "client_tests": "auto",
 }
+NEW_KEYS = ("task", "client_tests")  # not written with their default: older files lack them
 Fraction = typing.Annotated[float, Bound(least=0, below=1)]
 
 
@@ -154,6 +156,11 @@ class Experiment:
         return tolerance(self.availability, self.min_clients, self.on_divergence)
 
     @property
+    def split_key(self) -> Key:
+        """The key of the draws of validation set and partition."""
+        return (self.seed if self.split_seed is None else self.split_seed,)
+
+    @property
     def runs_a_file(self) -> bool:
         """True if running the experiment runs a Python file that it names."""
         return any(map(names_file, (self.model, self.data, self.task)))
@@ -221,8 +228,12 @@ class Experiment:
         return _digest({key: value for key, value in self.canonical.items() if key not in seeds})
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the keys with their written values, without those that are None."""
-        return {key: value for key, value in asdict(self).items() if value is not None}
+        """Return the keys with their written values, without those that are None, and without new
+        keys that have their default.
+        """
+        usual = {item.name: item.default for item in fields(self) if item.name in NEW_KEYS}
+        written = asdict(self).items()
+        return {k: value for k, value in written if value is not None and value != usual.get(k)}
 
 
 def _digest(canonical: Mapping[str, Any]) -> str:

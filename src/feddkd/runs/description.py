@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from feddkd.data.examples import Data
 from feddkd.data.federation import Federation
+from feddkd.data.transforms import Transform
 from feddkd.errors import InputError
 from feddkd.experiment import USUAL, Experiment
 from feddkd.models.functional import Model
@@ -36,14 +38,23 @@ def describe_experiment(experiment: Experiment, ready: Prepared) -> RunDescripti
     """Return the description of an experiment's run."""
     facts = {
         **manifest_of(experiment),
-        "data": {"name": ready.data.name, "digest": ready.data.digest, "note": ready.data.note},
+        "data": _data_facts(ready.data),
         "partition": {"digest": ready.split.digest, "sizes": ready.federation.sizes},
         **_network_facts(ready.model),
     }
-    labels, target = ready.data.labels, experiment.target
+    labels, target = ready.data.class_names, experiment.target
     return RunDescription(
         experiment.digest, experiment.method, experiment.seed, labels, target, facts
     )
+
+
+def _data_facts(data: Data) -> dict[str, Any]:
+    """Return what identifies data; with the names of values, such as a vocabulary, if there are
+    any that are not class labels.
+    """
+    facts = {"name": data.name, "digest": data.digest, "note": data.note}
+    values = () if data.has_labels else data.labels
+    return {**facts, **({"values": values} if values else {})}
 
 
 def manifest_of(experiment: Experiment) -> dict[str, Any]:
@@ -85,6 +96,7 @@ def describe_job(job: Job, built: bool, target: float | None) -> RunDescription:
         "dtype": str(job.dtype).removeprefix("torch."),
         **_faults(job),
         **_task(job),
+        **_transform(federation.transform),
     }
     network = type(job.model.net).__name__
     given = {"method": method, "data": "memory", "partition": "memory", "model": network}
@@ -136,6 +148,13 @@ def _task(job: Job) -> dict[str, str]:
     return {} if task.canonical == USUAL["task"] else {"task": task.canonical}
 
 
+def _transform(transform: Transform) -> dict[str, str]:
+    """Return the transform, if it changes stored examples."""
+    if not transform.steps and transform.scale == 1:
+        return {}
+    return {"transform": f"divide(by={transform.scale!r}) | {transform.canonical}"}
+
+
 def _faults(job: Job) -> dict[str, Any]:
     """Return the keys about faults that differ from their defaults."""
     chosen = {
@@ -148,7 +167,11 @@ def _faults(job: Job) -> dict[str, Any]:
 
 def _partition_digest(federation: Federation) -> str:
     """Return a digest of who holds which examples."""
-    lists = {
+    own = {"own_test": federation.own_test, "own_validation": federation.own_validation}
+    lists: dict[str, Any] = {
+        name: [indices.tolist() for indices in parts] for name, parts in own.items() if parts
+    }
+    lists |= {
         "train": [indices.tolist() for indices in federation.train],
         "test": federation.test.tolist(),
         "validation": federation.validation.tolist(),

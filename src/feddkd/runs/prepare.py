@@ -55,7 +55,7 @@ def _prepare(experiment: Experiment, folder: Path | None) -> Prepared:
         clients=experiment.clients,
         training=experiment.training,
         validation=experiment.validation,
-        key=(experiment.seed if experiment.split_seed is None else experiment.split_seed,),
+        key=experiment.split_key,
         public=experiment.public,
         own_tests=experiment.client_tests == "own",
     )

@@ -133,8 +133,8 @@ class Session:
             else:
                 recorder.begin(manifest)
                 self.histories.append([])
-            counts = federation.held.tolist()
-            recorder.keep("partition.json", {"classes": description.labels, "counts": counts})
+            names, held = federation.held_by(description.labels)
+            recorder.keep("partition.json", {"classes": names, "counts": held.tolist()})
         self.last = self.saved = time.perf_counter()
         for at, start in enumerate(self.job.starts):
             yield RunBegun(at, start.federation.sizes)

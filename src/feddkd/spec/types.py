@@ -47,7 +47,7 @@ class Later:
 class Joined:
     """Marks a text that lists names with commas between them. Use inside `Annotated`.
 
-    Python code may also give a list or a tuple of texts.
+    Python code may also give a list or a tuple of texts. A list of one number may be a number.
     """
 
 
@@ -88,6 +88,8 @@ def checked(value: Any, annotation: Any, where: str) -> Any:
     if origin is Annotated:
         if JOINED in arguments and isinstance(value, list | tuple):
             value = ", ".join(checked(name, str, f"each of {where}") for name in value)
+        if JOINED in arguments and type(value) is int:
+            value = str(value)  # a list of one number
         value = checked(value, arguments[0], where)
         for bound in arguments[1:]:
             if value is not None and isinstance(bound, Bound) and not bound.holds(value):
