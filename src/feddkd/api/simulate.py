@@ -22,8 +22,9 @@ from feddkd.models.functional import Model, built, functional
 from feddkd.models.weight_files import Initial, with_initial
 from feddkd.rounds.availability import Availability, OnDivergence, tolerance
 from feddkd.rounds.evaluation import find_protocol
-from feddkd.rounds.loop import Row, warn_of_one_client
+from feddkd.rounds.loop import Row
 from feddkd.rounds.metrics import Metric, find_metrics
+from feddkd.rounds.remarks import remark
 from feddkd.runs.description import describe_job
 from feddkd.simulation import DTYPES, Job, Simulation, Start
 from feddkd.spec.types import Chance, Count, Share, Whole, checked
@@ -124,7 +125,6 @@ def simulate(
         transform(""),
         None if public is None else read(public, "public"),
     )
-    warn_of_one_client(cohort, len(clients))
     chosen, seed = _method(method), checked(seed, Whole, "seed")
     network = _network(model, seed)
     network = network if initial is None else with_initial(network, initial)
@@ -143,6 +143,7 @@ def simulate(
         diagnostics=diagnostics,
         delta=checked(delta, Chance | None, "delta"),
     )
+    remark([(chosen, job.cohort_size if isinstance(cohort, int) else cohort, job.clients)])
     target = checked(target, Share | None, "target")
     with RoundBars([(_names(chosen), job.rounds)], progress) as bars:
 

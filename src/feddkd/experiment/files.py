@@ -1,6 +1,7 @@
 """Experiments in TOML files: one, or with a `[sweep]` table a list of them."""
 
 import itertools
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,7 +9,10 @@ from typing import Any
 
 from feddkd.errors import InputError, unknown
 from feddkd.experiment.description import KEYS, Experiment
-from feddkd.rounds.loop import warn_of_one_client
+from feddkd.rounds.remarks import remark
+
+# each takes about a millisecond to check
+MOST_RUNS = 100_000
 
 
 def load(path: Path, settings: Sequence[str] = ()) -> list[Experiment]:
@@ -16,10 +20,11 @@ def load(path: Path, settings: Sequence[str] = ()) -> list[Experiment]:
     keys of the file.
     """
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"cannot read the experiment {path}: {reason}") from None
+        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise InputError(f"cannot read the experiment {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not in UTF-8 (byte {error.start}); save it as UTF-8") from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not TOML: {error}") from None
     try:
@@ -27,8 +32,7 @@ def load(path: Path, settings: Sequence[str] = ()) -> list[Experiment]:
     except InputError as error:
         where = _wrong_setting(table, settings, str(error)) or path
         raise InputError(f"{where}: {error}") from None
-    for cohort, clients in {(one.cohort, one.clients) for one in experiments}:
-        warn_of_one_client(cohort, clients)
+    remark((one.parsed_method, one.cohort, one.clients) for one in experiments)
     return experiments
 
 
@@ -62,6 +66,12 @@ def expand(table: Mapping[str, Any]) -> list[Experiment]:
             raise InputError(f"sweep.{key} must be a list with at least one value, not {values!r}")
         if key in plain:
             raise InputError(f"{key!r} is given twice: as a key and under sweep")
+    runs = math.prod(map(len, sweep.values()))
+    if runs > MOST_RUNS:
+        raise InputError(
+            f"sweep has {runs} combinations; the limit is {MOST_RUNS}, since each is checked before"
+            " the first one runs: divide it among several files"
+        )
     combinations = itertools.product(*sweep.values())
     experiments = [
         _experiment({**plain, **dict(zip(sweep, values, strict=True))}) for values in combinations
