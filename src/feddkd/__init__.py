@@ -77,12 +77,14 @@ if TYPE_CHECKING:
     from feddkd.methods import per_fedavg as per_fedavg
     from feddkd.methods import pfedme as pfedme
     from feddkd.methods import private as private
+    from feddkd.methods import quantise as quantise
     from feddkd.methods import scaffold as scaffold
     from feddkd.methods import server_adagrad as server_adagrad
     from feddkd.methods import server_adam as server_adam
     from feddkd.methods import server_momentum as server_momentum
     from feddkd.methods import server_optimiser as server_optimiser
     from feddkd.methods import server_yogi as server_yogi
+    from feddkd.methods import topk as topk
     from feddkd.models.functional import functional as functional
     from feddkd.tasks.task import Task as Task
 
@@ -97,8 +99,8 @@ __all__ = [
     "fedmax", "fednova", "fedntd", "fedper", "fedproto", "fedprox", "fedrep", "fedrod", "fedrs",
     "fedsam", "fedsmoo", "fedspeed", "fedyogi", "fine_tune", "from_table", "functional",
     "lg_fedavg", "load", "local_bn", "local_only", "mofedsam", "moon", "parse", "per_fedavg",
-    "pfedme", "private", "redrawn", "run", "scaffold", "server_adagrad", "server_adam",
-    "server_momentum", "server_optimiser", "server_yogi", "simulate",
+    "pfedme", "private", "quantise", "redrawn", "run", "scaffold", "server_adagrad", "server_adam",
+    "server_momentum", "server_optimiser", "server_yogi", "simulate", "topk",
 ]  # fmt: skip
 # module -> the names that it has
 _PLACES = {

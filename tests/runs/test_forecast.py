@@ -31,16 +31,17 @@ SERIAL = How("serial")
 
 
 @pytest.mark.parametrize(
-    "method",
+    "keys",
     [
-        "fedavg(epochs=2, batch_size=16) | dkd(steps=3, warmup=2)",
-        "scaffold(epochs=1)",
-        "feddistill(epochs=1)",
-        "fedbabu(epochs=1, tune_epochs=2)",
+        {"method": "fedavg(epochs=2, batch_size=16) | dkd(steps=3, warmup=2)"},
+        {"method": "scaffold(epochs=1)"},
+        {"method": "feddistill(epochs=1)"},
+        {"method": "fedbabu(epochs=1, tune_epochs=2)"},
+        {"method": "fedavg(epochs=1) | topk(share=0.1)", "selection": "power_of_choice()"},
     ],
 )
-def test_bytes_are_foretold_exactly(tmp_path: Path, method: str) -> None:
-    experiment = tiny(method=method)
+def test_bytes_are_foretold_exactly(tmp_path: Path, keys: dict[str, str]) -> None:
+    experiment = tiny(**keys)
     told = forecast([experiment], SERIAL)
     (summary,) = execute([experiment], out=tmp_path, engine="serial")
     assert (told.bytes_up, told.bytes_down) == (summary["bytes_up"], summary["bytes_down"])

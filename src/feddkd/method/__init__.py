@@ -17,6 +17,8 @@ from feddkd.method.client import own_model as own_model
 from feddkd.method.client import own_tensors as own_tensors
 from feddkd.method.client import probe_of as probe_of
 from feddkd.method.client import uploads as uploads
+from feddkd.method.codec import Codec as Codec
+from feddkd.method.codec import Parts as Parts
 from feddkd.method.method import Method as Method
 from feddkd.method.method import Private as Private
 from feddkd.method.method import matching as matching

@@ -1,12 +1,15 @@
 """A federated method: its phases, and the tensors that clients keep private."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Literal
 
 from feddkd.errors import InputError, choices, did_you_mean
+from feddkd.method.codec import Codec
+from feddkd.method.compression import check_compressible, compressed
 from feddkd.method.phases import NOWHERE, Exchange, Phase, World, in_stored_order
+from feddkd.method.upload_changes import weights_in
 from feddkd.models.functional import Model
 from feddkd.spec.registry import Spelled
 from feddkd.tasks.task import Offer, Task, check_offers
@@ -28,6 +31,9 @@ class Method(Spelled):
     phases: tuple[Phase, ...]
     private: frozenset[Private] = frozenset({"none"})
     private_patterns: frozenset[str] = frozenset()
+    codec: Codec | None = None  # compresses the uploads of all phases
+    # changes each phase, before compression; it has no text: a run's attack
+    alter: Callable[[Phase], Phase] | None = None
 
     def __repr__(self) -> str:
         """Return the text of the method, or the names of its phases if it was made by hand."""
@@ -43,10 +49,13 @@ class Method(Spelled):
                 "cannot join a registered method and one that is not registered with |: register"
                 f" both with METHODS.register ({self!r} and {other!r})"
             )
+        if self.codec and other.codec:
+            raise InputError(f"{self} | {other} compresses uploads twice: one way is enough")
         joined = Method(
             self.phases + other.phases,
             self.private | other.private,
             self.private_patterns | other.private_patterns,
+            self.codec or other.codec,
             calls=self.calls + other.calls,
         )
         joined.check_order()
@@ -78,8 +87,15 @@ class Method(Spelled):
         groups = (phase.keeps | phase.leaves | phase.needs for phase in self.phases)
         return frozenset[str]().union({"private"}, *groups)
 
+    @property
+    def uploads_weights(self) -> bool:
+        """Return True if clients upload models or gradients."""
+        return "model" not in self.private and any(map(weights_in, self.phases))
+
     def check_order(self) -> None:
         """Raise InputError if a phase needs something that no earlier phase leaves."""
+        if self.codec and self.phases and not self.uploads_weights:
+            raise InputError(f"there is nothing to compress in {self}: clients upload no weights")
         left: set[str] = set()
         self._check_personal()
         for number, phase in enumerate(self.phases):
@@ -101,6 +117,8 @@ class Method(Spelled):
                     f"phase {phase.name!r} {action} a shared model, and in {self} whole models stay"
                     " with the clients"
                 )
+            if self.codec:
+                check_compressible(phase)
             left |= phase.leaves | phase.keeps
 
     def _check_personal(self) -> None:
@@ -132,7 +150,11 @@ class Method(Spelled):
         phases: list[Phase] = []
         for phase in self.phases:
             phases += phase.unfolds(model) if phase.unfolds else (phase,)
-        return replace(self, phases=tuple(phases))
+        if self.alter:
+            phases = [self.alter(phase) for phase in phases]
+        if self.codec:
+            phases = [compressed(phase, n, self.codec) for n, phase in enumerate(phases)]
+        return replace(self, phases=tuple(phases), codec=None, alter=None)
 
     def in_stored_order(self, distilling: bool = True) -> "Method":
         """Return the method without shuffling of examples.

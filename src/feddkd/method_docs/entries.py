@@ -12,6 +12,7 @@ PRIVATE = {
     "head": "the head",
     "body": "all but the head",
     "model": "its whole model",
+    "unsent": "what it has not sent yet",
 }
 
 

@@ -72,6 +72,8 @@ def _with_defaults(name: str) -> Method | None:
 
 def _private(method: Method) -> str:
     """Return the kind of tensors that stay with a client: a key of PRIVATE, or "none"."""
+    if method.codec and method.codec.remembers:
+        return "unsent"
     kinds = [kind for kind in method.private if kind != "none"]
     return "names" if method.private_patterns else next(iter(kinds), "none")
 

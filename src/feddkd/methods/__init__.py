@@ -52,6 +52,7 @@ from feddkd.methods.moon import moon as moon
 from feddkd.methods.per_fedavg import per_fedavg as per_fedavg
 from feddkd.methods.pfedme import pfedme as pfedme
 from feddkd.methods.private import private as private
+from feddkd.methods.quantise import quantise as quantise
 from feddkd.methods.registry import METHODS as METHODS
 from feddkd.methods.registry import parse as parse
 from feddkd.methods.scaffold import scaffold as scaffold
@@ -60,3 +61,4 @@ from feddkd.methods.server_optimisers import server_adam as server_adam
 from feddkd.methods.server_optimisers import server_momentum as server_momentum
 from feddkd.methods.server_optimisers import server_optimiser as server_optimiser
 from feddkd.methods.server_optimisers import server_yogi as server_yogi
+from feddkd.methods.topk import topk as topk

@@ -174,6 +174,8 @@ def _faults(job: Job) -> dict[str, Any]:
     """Return the keys about faults that differ from their defaults."""
     chosen = {
         "availability": job.tolerance.availability.canonical,
+        "selection": job.selection.canonical,
+        "attack": job.attack.canonical,
         "min_clients": job.tolerance.min_clients,
         "on_divergence": job.tolerance.on_divergence,
     }

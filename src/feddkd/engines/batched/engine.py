@@ -8,6 +8,7 @@ over the lanes is computed (strategies.py).
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -24,14 +25,16 @@ from feddkd.engines.batched.folds import (
 )
 from feddkd.engines.batched.gradients import Gradients
 from feddkd.engines.batched.lanes import BatchTable, Lane, Store
-from feddkd.engines.batched.memory import Planner, ran_out
+from feddkd.engines.batched.memory import Planner
 from feddkd.engines.batched.strategies import StrategyChooser
 from feddkd.engines.client import client_weights, gather, retained, with_facts
 from feddkd.engines.interface import Order, Reply
 from feddkd.engines.local import LocalEngine
+from feddkd.engines.memory import ran_out
 from feddkd.errors import unknown
 from feddkd.method import Exchange, Fold, Gradient, Phase, probing
-from feddkd.tensors import Groups
+from feddkd.method.compression import opened
+from feddkd.tensors import Groups, bytes_of
 
 PRECISIONS = ("fp32", "tf32", "bf16")
 
@@ -136,7 +139,7 @@ class Batched(LocalEngine):
                 uploads.append(self._fold_chunk(exchange, client, orders, chunk))
                 start += len(chunk)
                 continue
-            except RuntimeError as error:
+            except (RuntimeError, MemoryError) as error:
                 if len(chunk) == 1 or not ran_out(error):
                     raise
             # outside of `except`: there the error still holds the tensors that did not fit
@@ -221,8 +224,12 @@ class Batched(LocalEngine):
         """Return the reply to an order, whose uploads are in these rows of all lanes."""
         if len(rows) < total or rows != sorted(rows):
             uploads = take_lanes(uploads, torch.tensor(rows, device=self.device))
-        examples = client_weights(self.federations[order.run], exchange.phase, order.cohort)
-        return Reply(order.cohort, gather(exchange.phase, uploads, examples))
+        phase, size = exchange.phase, None
+        if phase.codec is not None:
+            size = bytes_of(uploads)
+            uploads = vmap(partial(opened, phase), (0, None))(uploads, order.sent)
+        examples = client_weights(self.federations[order.run], phase, order.cohort)
+        return Reply(order.cohort, gather(phase, uploads, examples), uploaded=size)
 
     # --- gradients at shared weights
 
