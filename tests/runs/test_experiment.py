@@ -53,6 +53,8 @@ OTHER: list[dict[str, Any]] = [
     {"evaluation": "client_mean"},
     {"dtype": "float64"},
     {"availability": "random()"},
+    {"selection": "by_size()"},
+    {"attack": "sign_flip()"},
     {"min_clients": 2},
     {"on_divergence": "stop"},
     {"shuffle": False},
