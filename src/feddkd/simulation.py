@@ -10,16 +10,19 @@ import torch
 
 from feddkd.data.federation import Federation, together
 from feddkd.engines.interface import Engine, EngineFactory
+from feddkd.engines.memory import free_memory
 from feddkd.engines.select import find_device, open_engine
 from feddkd.engines.serial import Serial
 from feddkd.errors import InputError, RunError
 from feddkd.method import Method, World
+from feddkd.methods.aggregation import with_secret_noise
 from feddkd.models.functional import Model
 from feddkd.models.proof import FEW, prove
 from feddkd.rounds.attacks import NO_ATTACK, Attack
 from feddkd.rounds.attacks.success import success
 from feddkd.rounds.availability import Tolerance
 from feddkd.rounds.costs import Costs
+from feddkd.rounds.demands import check_demands
 from feddkd.rounds.evaluation import Protocol, Sample, confusions
 from feddkd.rounds.job_checks import (
     check_batches,
@@ -27,9 +30,11 @@ from feddkd.rounds.job_checks import (
     check_public,
     warn_of_nothing_private,
 )
+from feddkd.rounds.judging import ALWAYS, Judging
 from feddkd.rounds.loop import PATIENT, Row, Run, cohort_size, play
 from feddkd.rounds.metrics import DEFAULT, Metric
 from feddkd.rounds.privacy import ledger
+from feddkd.rounds.remarks import remark_on_batches
 from feddkd.rounds.selection import UNIFORM, Selection
 from feddkd.rounds.selection.cohorts import opened
 from feddkd.tasks.task import check_offers
@@ -61,6 +66,7 @@ class Job:
     protocol: Protocol = Protocol.GLOBAL
     metrics: Sequence[Metric] = DEFAULT
     tolerance: Tolerance = PATIENT
+    judging: Judging = ALWAYS
     diagnostics: bool = False
     selection: Selection = UNIFORM
     attack: Attack = NO_ATTACK  # `method` must be attack.on(method)
@@ -151,6 +157,13 @@ class Simulation:
                 " Flower they stay on their nodes; run it on another engine"
             )
 
+        whole = [metric.name for metric in self.job.metrics if metric.whole is not None]
+        if whole and (self.engine.remote or self.job.protocol is not Protocol.GLOBAL):
+            raise InputError(
+                f"metric {whole[0]!r} needs all predictions at once: it is for evaluation='global'"
+                " on this machine"
+            )
+
     def _restore(self, snapshots: Sequence[Snapshot]) -> None:
         for run, memos in zip(self.runs, self.begun.malicious, strict=True):
             if memos and not self.engine.remote:
@@ -159,6 +172,9 @@ class Simulation:
             run.state, run.costs = snapshot.state, snapshot.costs
             self.engine.restore(run.index, snapshot.memos)
             self.engine.adopt(snapshot.engine)
+        if self.engine.remote:  # its clients are sent the seed
+            for run in self.runs:
+                run.state = with_secret_noise(run.state)
 
     def rounds(self) -> Iterator[dict[int, Row]]:
         """Return an iterator over the remaining rounds. It yields the rows of a round by run.
@@ -167,6 +183,7 @@ class Simulation:
         is left.
         """
         method = self.job.method.fitted(self.model)
+        remark_on_batches(method, self.begun.federations[0].sizes)
         privacy = ledger(
             method, self.job.clients, self.job.cohort_size, self.job.delta, self.round + 1
         )
@@ -198,6 +215,7 @@ class Simulation:
             diagnostics=job.diagnostics,
             first=first,
             tolerance=job.tolerance,
+            judging=job.judging,
             selection=job.selection,
         ):
             self.round = rows[0]["round"]
@@ -308,6 +326,13 @@ def begin(job: Job, device: torch.device) -> Begun:
         validates, like = (
             len(federation.validation) > 0,
             next(iter(params.values()), torch.zeros(())),
+        )
+        check_demands(
+            job.method.fitted(model),
+            state["params"],
+            job.cohort_size,
+            federation.sizes,
+            free_memory(device),
         )
         state = {**state, **opened(job.selection, job.clients)}
         runs.append(Run(index, start.seed, state, validates, empty=like.new_zeros(())))

@@ -36,6 +36,7 @@ SERIAL = How("serial")
         {"method": "fedavg(epochs=2, batch_size=16) | dkd(steps=3, warmup=2)"},
         {"method": "scaffold(epochs=1)"},
         {"method": "feddistill(epochs=1)"},
+        {"method": "fedbabu(epochs=1, tune_epochs=2)"},
         {"method": "fedavg(epochs=1) | topk(share=0.1)", "selection": "power_of_choice()"},
     ],
 )
@@ -47,6 +48,12 @@ def test_bytes_are_foretold_exactly(tmp_path: Path, keys: dict[str, str]) -> Non
     assert told.engine == "serial"
     assert 0 < told.seconds < 120
     assert told.memory is None or told.memory > 50_000_000  # torch alone is more
+
+
+def test_fine_tuning_before_an_evaluation_takes_time() -> None:
+    text = "fedavg(epochs=1) | fine_tune(epochs={}, batch_size=2)"
+    short, long = (forecast([tiny(method=text.format(n))], SERIAL).seconds for n in (1, 500))
+    assert long > 20 * short
 
 
 def test_what_is_done_is_not_foretold_again() -> None:

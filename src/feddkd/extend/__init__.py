@@ -42,6 +42,7 @@ from feddkd.rounds.attacks import ATTACKS as ATTACKS
 from feddkd.rounds.attacks import Attack as Attack
 from feddkd.rounds.availability import AVAILABILITIES as AVAILABILITIES
 from feddkd.rounds.availability import Availability as Availability
+from feddkd.rounds.metrics import Metric as Metric
 from feddkd.rounds.selection import SELECTIONS as SELECTIONS
 from feddkd.rounds.selection import Selection as Selection
 from feddkd.runs.prepare import prepare as prepare

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from feddkd.data.batches import Source
 from feddkd.data.federation import Federation
-from feddkd.engines.client import answer, seeded
+from feddkd.engines.client import answer
 from feddkd.engines.interface import purpose_of
 from feddkd.engines.select import find_device
 from feddkd.experiment import Experiment
@@ -18,6 +18,7 @@ from feddkd.flower.sent_experiment import SentExperiment
 from feddkd.flower.wire import NodeMemory, WireError
 from feddkd.method import Phase
 from feddkd.models.functional import Model
+from feddkd.models.own_generator import OwnGenerator
 from feddkd.models.weight_files import with_initial
 from feddkd.randomness import Key
 from feddkd.rounds import diagnostics
@@ -43,6 +44,9 @@ class NodeExperiment:
     def phase(self, key: Key, name: str) -> Phase:
         """Return the phase of the exchange with this key."""
         if purpose_of(key) == "evaluate":
+            preparing = self.experiment.parsed_method.judging
+            if preparing is not None and name == preparing.name:
+                return preparing
             return find_phase(name, self.experiment.measured, self.sample, self.federation.classes)
         if purpose_of(key) == "diagnose":
             return diagnostics.PHASE
@@ -80,7 +84,7 @@ class NodeExperiment:
         if not len(self.federation.indices(phase.reads.source, client)):
             raise WireError(f"client {client} has no {phase.reads.source} examples")
         dtype = DTYPES[self.experiment.dtype]
-        with seeded(key, self.federation.device):
+        with OwnGenerator(key, self.federation.device):
             return answer(self.model, phase, sent, memo, self.federation, client, key, dtype)
 
     def here(self, groups: Groups) -> Groups:
@@ -92,7 +96,12 @@ class NodeExperiment:
         }
 
     def masked(
-        self, request: ExchangeRequest, order: MaskingOrder, upload: Groups, memory: NodeMemory
+        self,
+        request: ExchangeRequest,
+        order: MaskingOrder,
+        upload: Groups,
+        sent: Groups,
+        memory: NodeMemory,
     ) -> tuple[bytes, NodeMemory]:
         """Return the masked upload, packed."""
         from feddkd.flower import client_masking  # needs flwr; a node without masks does not
@@ -100,7 +109,7 @@ class NodeExperiment:
         phase = self.phase(request.key, request.phase)
         examples = self.federation.weight(phase.reads.source, request.client)
         return client_masking.masked(
-            request, order, self.name, phase.collect, examples, upload, memory
+            request, order, self.name, phase.collect, examples, upload, sent, memory
         )
 
 
@@ -117,6 +126,7 @@ def _open(config: NodeConfig, experiment_text: str, facts_text: str) -> NodeExpe
         experiment.parsed_method,
         [start],
         dtype=DTYPES[experiment.dtype],
+        metrics=experiment.measured,
         attack=experiment.parsed_attack,
     )
     begun = begin(job, find_device(config.device))

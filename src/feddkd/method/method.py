@@ -1,6 +1,6 @@
 """A federated method: its phases, and the tensors that clients keep private."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Literal
@@ -16,15 +16,16 @@ from feddkd.tasks.task import Offer, Task, check_offers
 from feddkd.tensors import Groups, Tensors, only, without
 
 # The tensors that never leave their client: none; the running statistics of batch norm; whole
-# batch-norm layers; the whole model.
-Private = Literal["none", "statistics", "norm", "model"]
+# batch-norm layers; the last linear layer; all but this layer; the whole model.
+Private = Literal["none", "statistics", "norm", "head", "body", "model"]
 
 
 @dataclass(frozen=True, eq=False)
 class Method(Spelled):
     """A federated method: its phases, and the tensors that clients keep private.
 
-    `private` names kinds of tensors, `private_patterns` patterns of names ("head.*").
+    `private` names kinds of tensors, `private_patterns` patterns of names ("head.*"; "!head.*" for
+    all tensors but these).
     """
 
     phases: tuple[Phase, ...]
@@ -62,8 +63,29 @@ class Method(Spelled):
 
     @property
     def personal(self) -> bool:
-        """Return True if clients keep private tensors, so that their models differ."""
-        return self.private != {"none"} or bool(self.private_patterns)
+        """Return True if the models that clients are judged by differ."""
+        return not self.shares_all or "personal" in self.held
+
+    @property
+    def shares_all(self) -> bool:
+        """Return True if no tensor of the shared model stays with the clients."""
+        return self.private == {"none"} and not self.private_patterns
+
+    @property
+    def judging(self) -> Phase | None:
+        """Return the phase that clients do before their own models are judged, if there is one."""
+        return next((phase for phase in self.phases if phase.at == "judging"), None)
+
+    @property
+    def evaluations(self) -> int:
+        """Return the number of evaluations in a round: two if a phase refines the shared model."""
+        return 2 if any(phase.refines for phase in self.phases) else 1
+
+    @property
+    def held(self) -> frozenset[str]:
+        """The names of all memo groups that clients may hold."""
+        groups = (phase.keeps | phase.leaves | phase.needs for phase in self.phases)
+        return frozenset[str]().union({"private"}, *groups)
 
     @property
     def uploads_weights(self) -> bool:
@@ -75,6 +97,7 @@ class Method(Spelled):
         if self.codec and self.phases and not self.uploads_weights:
             raise InputError(f"there is nothing to compress in {self}: clients upload no weights")
         left: set[str] = set()
+        self._check_personal()
         for number, phase in enumerate(self.phases):
             if phase.follows and number == 0:
                 raise InputError(
@@ -97,6 +120,25 @@ class Method(Spelled):
             if self.codec:
                 check_compressible(phase)
             left |= phase.leaves | phase.keeps
+
+    def _check_personal(self) -> None:
+        """Raise InputError if it is not plain by which model a client is judged."""
+        personal = [phase for phase in self.phases if "personal" in phase.keeps]
+        if len(personal) > 1:
+            raise InputError(
+                f"phases {personal[0].name!r} and {personal[1].name!r} each make the personal model"
+                f" by which a client is judged; in {self} only one may"
+            )
+        if not self.shares_all and any(phase.at == "clients" for phase in personal):
+            raise InputError(
+                f"{self} gives each client a whole model of its own, so it does not go with"
+                " private tensors"
+            )
+        if self.phases and self.phases[0] is self.judging:
+            raise InputError(
+                f"phase {self.phases[0].name!r} starts from the model of a method: put one that"
+                f" trains locally first, as in fedavg() | {self}"
+            )
 
     def check_task(self, task: Task) -> None:
         """Raise InputError if a phase needs what the task does not offer."""
@@ -127,14 +169,8 @@ class Method(Spelled):
 
     def private_names(self, model: Model) -> frozenset[str]:
         """Return the names of the network's tensors that stay with the clients."""
-        names = {
-            "none": frozenset[str](),
-            "statistics": model.buffer_names & model.norm_names,
-            "norm": model.norm_names,
-            "model": model.param_names | model.buffer_names,
-        }
-        kinds = frozenset[str]().union(*(names[kind] for kind in self.private))
-        private = kinds.union(*(_matching(pattern, model) for pattern in self.private_patterns))
+        kinds = frozenset[str]().union(*(_of_kind(kind, model) for kind in self.private))
+        private = kinds | matching(self.private_patterns, model)
         if private >= model.param_names and any(
             phase.refines or phase.follows for phase in self.phases
         ):
@@ -170,15 +206,41 @@ class Method(Spelled):
         Clients keep the memo groups in `wanted` until the end of the round.
         """
         retain = frozenset({"private"}).union(wanted, *(phase.keeps for phase in self.phases))
-        index = sum(phase.client is not None for phase in self.phases)
+        phases = [phase for phase in self.phases if phase.at != "judging"]
+        index = sum(phase.client is not None for phase in phases)
         exchanges: list[Exchange] = []
-        for phase in reversed(self.phases):  # backwards: `retain` is what later exchanges need
+        for phase in reversed(phases):  # backwards: `retain` is what later exchanges need
             index -= phase.client is not None
             steps = phase.repeat(round)
             for step in range(steps, 0, -1):
                 exchanges.append(Exchange(phase, index, step, steps, retain))
                 retain |= phase.needs
         return exchanges[::-1]
+
+
+def _of_kind(kind: Private, model: Model) -> frozenset[str]:
+    """Return the names of a network's tensors of one kind."""
+    everything = model.param_names | model.buffer_names
+    if kind in ("head", "body"):
+        return model.head_names if kind == "head" else everything - model.head_names
+    names = {
+        "none": frozenset[str](),
+        "statistics": model.buffer_names & model.norm_names,
+        "norm": model.norm_names,
+        "model": everything,
+    }
+    return names[kind]
+
+
+def matching(patterns: Iterable[str], model: Model) -> frozenset[str]:
+    """Return the names of a network's tensors that patterns list; "!..." lists all but these."""
+    listed, others = set[str](), set[str]()
+    for pattern in patterns:
+        (others if pattern.startswith("!") else listed).update(
+            _matching(pattern.removeprefix("!"), model)
+        )
+    everything = model.param_names | model.buffer_names
+    return frozenset(listed | (everything - others if others else set()))
 
 
 def _matching(pattern: str, model: Model) -> frozenset[str]:
