@@ -31,6 +31,10 @@ KINDS = ("tests/models/test_network_kinds.py",)
 BASELINES = ("tests/methods/test_methods_baselines.py",)
 SHARPNESS = ("tests/methods/test_methods_sharpness.py",)
 PROOF = ("tests/models/test_proof.py",)
+OWN_TESTS = ("tests/data/test_own_tests.py",)
+TABLES = ("tests/data/test_tables.py",)
+VERSIONS = ("tests/data/test_versions.py",)
+DOWNLOADS = ("tests/data/test_downloads.py",)
 
 
 class Mutant(NamedTuple):
@@ -311,6 +315,27 @@ MUTANTS = [
     Mutant("FedSMOO's clients forget the shared perturbation", "methods/fedsmoo.py", "mu + e - s", "mu + e", SHARPNESS),
     Mutant("FedLESAM forgets what a client received", "methods/fedlesam.py",
            '({}, {"received": sent["params"]})', '({}, {"received": memo["received"]})', SHARPNESS),
+    Mutant("a client's own tests have everybody's labels", "data/partitions/own_tests.py",
+           "return np.asarray(domains * classes + part.y.numpy())",
+           "return np.asarray(domains * classes)", OWN_TESTS),
+    Mutant("wrong labels in tests, too", "data/partitions/changes.py",
+           "if change.labels is not None and part == \"training\":",
+           "if change.labels is not None:", OWN_TESTS),
+    Mutant("the mask counts one position of padding", "data/sequences.py",
+           "torch.arange(longest) < lengths[:, None]",
+           "torch.arange(longest) <= lengths[:, None]", TABLES),
+    Mutant("the target of a character is the character", "data/text.py",
+           "x, y = tokens[:, :-1].clone(), tokens[:, 1:]",
+           "x, y = tokens[:, :-1].clone(), tokens[:, :-1]", TABLES),
+    Mutant("columns scaled by the test rows, too", "data/tables.py",
+           "mean, deviation = rows[trained].mean(axis=0), rows[trained].std(axis=0)",
+           "mean, deviation = rows.mean(axis=0), rows.std(axis=0)", TABLES),
+    Mutant("all versions of an example are one", "data/versions.py",
+           "(\"version\", seed, n)",
+           "(\"version\", seed, 0)", VERSIONS),
+    Mutant("a download is kept whatever its checksum", "data/sources/downloads.py",
+           "expect(digest == md5, f\"its md5",
+           "expect(bool(digest), f\"its md5", DOWNLOADS),
 ]  # fmt: skip
 
 

@@ -11,10 +11,13 @@ from feddkd.old_paths import install as _install_old_paths
 from feddkd.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from feddkd.api.divided import divide as divide
     from feddkd.api.records import load as load
     from feddkd.api.result import Result as Result
     from feddkd.api.run import run as run
     from feddkd.api.simulate import simulate as simulate
+    from feddkd.data.tables import from_table as from_table
+    from feddkd.data.versions import redrawn as redrawn
     from feddkd.errors import ClientError as ClientError
     from feddkd.errors import DivergedError as DivergedError
     from feddkd.errors import InputError as InputError
@@ -70,20 +73,23 @@ _install_old_paths()
 
 __all__ = [
     "METHODS", "ClientError", "DivergedError", "Experiment", "InputError", "NobodyAnsweredError",
-    "Result", "Task", "__version__", "astraea", "centralised", "data_sharing", "dkd", "fedacg",
-    "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedbn", "fedcm", "feddf", "feddistill",
+    "Result", "Task", "__version__", "astraea", "centralised", "data_sharing", "divide", "dkd",
+    "fedacg", "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedbn", "fedcm", "feddf", "feddistill",
     "feddistill_plus", "feddyn", "feded", "fedexp", "fedgamma", "fedgen", "fedgkd", "fedlesam",
     "fedma", "fedmax", "fednova", "fedntd", "fedprox", "fedsam", "fedsmoo", "fedspeed", "fedyogi",
-    "functional", "load", "local_bn", "local_only", "mofedsam", "moon", "parse", "private", "run",
-    "scaffold", "server_adagrad", "server_adam", "server_momentum",
+    "from_table", "functional", "load", "local_bn", "local_only", "mofedsam", "moon", "parse",
+    "private", "redrawn", "run", "scaffold", "server_adagrad", "server_adam", "server_momentum",
     "server_optimiser", "server_yogi", "simulate",
 ]  # fmt: skip
 # module -> the names that it has
 _PLACES = {
+    "feddkd.api.divided": ["divide"],
     "feddkd.api.records": ["load"],
     "feddkd.api.result": ["Result"],
     "feddkd.api.run": ["run"],
     "feddkd.api.simulate": ["simulate"],
+    "feddkd.data.tables": ["from_table"],
+    "feddkd.data.versions": ["redrawn"],
     "feddkd.errors": ["ClientError", "DivergedError", "InputError", "NobodyAnsweredError"],
     "feddkd.experiment": ["Experiment"],
     "feddkd.models.functional": ["functional"],

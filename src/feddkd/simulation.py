@@ -19,6 +19,12 @@ from feddkd.models.proof import FEW, prove
 from feddkd.rounds.availability import Tolerance
 from feddkd.rounds.costs import Costs
 from feddkd.rounds.evaluation import Protocol, Sample, confusions
+from feddkd.rounds.job_checks import (
+    check_batches,
+    check_classes,
+    check_public,
+    warn_of_nothing_private,
+)
 from feddkd.rounds.judging import ALWAYS, Judging
 from feddkd.rounds.loop import PATIENT, Row, Run, cohort_size, play
 from feddkd.rounds.metrics import DEFAULT, Metric
@@ -265,7 +271,9 @@ def begin(job: Job, device: torch.device) -> Begun:
             tried = federation.transform(_few(federation.x), job.dtype)
             model = prove(model, params, buffers, tried)
         sample = _check_fit(model, params, buffers, federation, job)
-        _check_public(job.method, federation)
+        check_public(job.method, federation)
+        check_batches(model, params, buffers, federation, job.method, job.dtype)
+        warn_of_nothing_private(model, job.method)
         world = World(
             ("method", start.seed),
             len(federation.train),
@@ -307,22 +315,9 @@ def _check_fit(
     with torch.no_grad():
         key = key.to(federation.device)
         output = model(params, buffers, x, mode="eval", key=key).logits
-    logits = output.shape[1] if output.dim() == 2 else federation.classes
-    if "classes" in model.task.offers and logits < federation.classes:
-        raise InputError(
-            f"labels go up to {federation.classes - 1}, so an example needs {federation.classes}"
-            f" logits or more; the network returns {logits}"
-        )
+    if "classes" in model.task.offers and output.ndim == 2:
+        check_classes(output, federation.classes)
     model.task.check_fit(federation.x, output, federation.y)
     sample = Sample(output[:1].cpu(), take(federation.y, slice(1)), model.task)
     sample.check(job.metrics)
     return sample
-
-
-def _check_public(method: Method, federation: Federation) -> None:
-    reading = [phase for phase in method.phases if "public" in phase.reads.source]
-    if reading and not len(federation.public):
-        raise InputError(
-            f"{method} reads public data, and there is none: set a part of the training set aside,"
-            " as in public = 0.05, or give public=..."
-        )

@@ -2,19 +2,17 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
+from feddkd.api.divided import gathered
 from feddkd.api.progress import RoundBars
 from feddkd.api.recorded import Outcome, outcome_of, simulate_recorded
 from feddkd.api.result import Result
-from feddkd.data.examples import Examples, examples
-from feddkd.data.federation import assemble
-from feddkd.data.transforms import transform
+from feddkd.data.federation import Federation
 from feddkd.errors import InputError, choices, line_of, unknown
 from feddkd.method import Method
 from feddkd.methods import parse
@@ -38,8 +36,9 @@ T = TypeVar("T")
 def simulate(
     *,
     model: nn.Module | Model | Callable[[], nn.Module | Model],
-    clients: Sequence[Any],
-    test: Any,
+    clients: Sequence[Any] | Federation,
+    test: Any = None,
+    client_tests: Sequence[Any] | None = None,
     method: str | Method,
     validation: Any = None,
     public: Any = None,
@@ -71,8 +70,11 @@ def simulate(
         model: A module starts from the weights it has. A function or class without arguments that
             builds one is called under the seed, so that seeds differ in their first weights.
         clients: The examples of each client: pairs (x, y) of tensors or arrays, or torch data sets;
-            x as the network takes it.
-        test: The examples of the test set.
+            x as the network takes it. Or what `feddkd.divide` returns; then `test`, `validation`
+            and `public` are left out.
+        test: The examples of the test set. With `client_tests` it may be left out.
+        client_tests: The test examples of each client, a list as long as `clients`. A client's
+            model is then tested on its own examples.
         method: A method or its text, as in "fedavg(epochs=5) | dkd()".
         validation: Examples that choose the best round.
         public: Examples that the server has and may send to clients, for methods that need them.
@@ -114,24 +116,13 @@ def simulate(
     Returns:
         The final tensors, a row of numbers for each round, and a summary. It prints as a table.
     """
-    if not isinstance(clients, Sequence):
-        raise InputError(
-            f"clients must be a list with the examples of each client, not {type(clients).__name__}"
-        )
     if on_round is not None and not callable(on_round):
         raise InputError(f"on_round must be a function, not {type(on_round).__name__}")
     if out is not None and not isinstance(out, str | Path):
         raise InputError(f"out must be the path of a folder, not {type(out).__name__}")
     learned = find_task(task)
-    read = partial(_examples, class_labels="labels" in learned.offers)
-    federation = assemble(
-        [read(client, f"client {k}") for k, client in enumerate(clients)],
-        read(test, "test"),
-        None if validation is None else read(validation, "validation"),
-        transform(""),
-        None if public is None else read(public, "public"),
-    )
-    warn_of_one_client(cohort, len(clients))
+    federation = gathered(clients, test, client_tests, validation, public, learned)
+    warn_of_one_client(cohort, len(federation.train))
     chosen, seed = _method(method), checked(seed, Whole, "seed")
     network = _network(model, seed)
     network = network if initial is None else with_initial(network, initial)
@@ -144,7 +135,7 @@ def simulate(
         dtype=_dtype(dtype, start.params),
         rounds=checked(rounds, Count, "rounds"),
         cohort=cohort,
-        protocol=find_protocol(evaluation, chosen, own_tests=False),
+        protocol=find_protocol(evaluation, chosen, federation.own_test is not None),
         metrics=find_metrics(learned.metrics if metrics is None else metrics),
         tolerance=tolerance(availability, min_clients, on_divergence),
         judging=Judging(
@@ -182,13 +173,6 @@ def _play(job: Job, engine: str, device: str, after_round: Callable[[Row], bool]
             if after_round(rows[0]):
                 break
         return outcome_of(simulation, history)
-
-
-def _examples(given: Any, whose: str, class_labels: bool) -> Examples:
-    try:
-        return examples(given, class_labels)
-    except InputError as error:
-        raise InputError(f"{whose}: {error}") from error
 
 
 def _network(given: Any, seed: int) -> Model:

@@ -11,6 +11,7 @@ from feddkd.cli.console import AsJson, DataDir, File, Settings, console, page, s
 from feddkd.data.partitions.changes import descriptions
 from feddkd.data.partitions.registry import PARTITIONS
 from feddkd.data.sources import SOURCES
+from feddkd.data.sources.downloads import download
 from feddkd.data.sources.packed import pack, used
 from feddkd.data.sources.python_source import find_source
 from feddkd.errors import InputError
@@ -93,6 +94,26 @@ def data_check(
             print(f"{name}: {error}")
     if bad:
         raise InputError(f"these sources cannot be read: {', '.join(bad)}")
+
+
+@data_app.command("get")
+def data_get(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Data sources.")],
+    data: DataDir = None,
+    mirror: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL", help="A folder with the files, asked first; repeatable."),
+    ] = None,
+) -> None:
+    """Download the official files of data sources into the data folder, and check their md5.
+
+    Without a network it says which files to get by hand, and where they go.
+    """
+    if data is None:
+        raise InputError("say where the files go: --data DIR, or FEDDKD_DATA")
+    for name in names:
+        for line in download(name, data, mirror or ()):
+            print(f"{name}: {line}")
 
 
 @data_app.command("show")

@@ -3,7 +3,7 @@
 No other module decides which example belongs to whom.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from feddkd.data.batches import Indices, Source
-from feddkd.data.examples import Data, Examples
+from feddkd.data.examples import Data, Examples, alike
 from feddkd.data.index_lists import IndexLists
 from feddkd.data.partitions.changes import Change, Part, apply_changes
 from feddkd.data.partitions.clusters import with_domains
@@ -346,30 +346,55 @@ def stratified(
 
 def assemble(
     clients: Sequence[Examples],
-    test: Examples,
+    test: Examples | None,
     validation: Examples | None,
     transform: Transform,
     public: Examples | None = None,
+    client_tests: Sequence[Examples] = (),
 ) -> Federation:
-    """Return the federation of examples that are already divided among clients."""
+    """Return the federation of examples that are already divided among clients.
+
+    Without `test`, the test set is that of all clients together.
+    """
     if not clients:
         raise InputError("there must be at least one client")
-    parts = [*clients, test, *(part for part in (validation, public) if part is not None)]
+    others = {"test": test, "validation": validation, "public": public}
+    given = {name: part for name, part in others.items() if part is not None}
+    parts = alike([*clients, *client_tests, *given.values()])
     _check_alike(parts)
-    ends = np.cumsum([len(part) for part in parts])
-    ranges = [np.arange(end - len(part), end) for part, end in zip(parts, ends, strict=True)]
-    y = cat([part.y for part in parts])
+    whole = Examples(cat([part.x for part in parts]), cat([part.y for part in parts]))
+    sizes = [len(part) for part in parts]
+    ends = len(clients), len(clients) + len(client_tests)
+    named = dict(zip(given, sizes[ends[1] :], strict=True))
+    return of_parts(whole, sizes[: ends[0]], sizes[ends[0] : ends[1]], named, transform)
+
+
+def of_parts(
+    whole: Examples,
+    clients: Sequence[int],
+    client_tests: Sequence[int],
+    others: Mapping[str, int],
+    transform: Transform,
+) -> Federation:
+    """Return the federation of examples that lie one part after the other.
+
+    The sizes of the parts: those of the clients, of their tests, and of the others by name.
+    """
+    positions, trained, tested = np.arange(len(whole)), sum(clients), sum(client_tests)
+    ends = np.cumsum([trained + tested, *others.values()])
+    named = dict(zip(others, np.split(positions, ends)[1:-1], strict=True))
+    own, y = positions[trained : trained + tested], whole.y
     has_labels = isinstance(y, Tensor) and y.dim() == 1 and not y.is_floating_point()
     return Federation(
-        x=cat([part.x for part in parts]),
+        x=whole.x,
         y=y,
         classes=int(y.max()) + 1 if has_labels else 0,
         transform=transform,
-        train=IndexLists.of(ranges[: len(clients)]),
-        own_test=None,
-        validation=ranges[len(clients) + 1] if validation is not None else np.arange(0),
-        test=ranges[len(clients)],
-        public=ranges[-1] if public is not None else np.arange(0),
+        train=IndexLists(positions[:trained], clients),
+        own_test=IndexLists(own, client_tests) if client_tests else None,
+        validation=named.get("validation", positions[:0]),
+        test=named.get("test", own),
+        public=named.get("public", positions[:0]),
     )
 
 

@@ -4,6 +4,7 @@ All figures have one style and the width of a column; they are written as PDF, S
 table as LaTeX and Markdown.
 """
 
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -108,10 +109,9 @@ def _figures(records: Sequence[Record]) -> Iterator[tuple[str, Draw]]:
         some = _with(named, quantity)
         if some:
             yield name, _curves(some, "round", "rounds", title, quantity)
-    for record in records:
-        if record.partition is not None:
-            yield "partition", _squares(record.partition, "class", "client", "training examples")
-            break
+    for number, (title, held) in enumerate(_partitions(records).items()):
+        name = f"partition-{number}" if number else "partition"
+        yield name, _squares(held, "class", "client", "training examples", title)
     for number, (label, group) in enumerate(named.items()):
         matrix = confused(group)
         if matrix is not None:
@@ -170,14 +170,25 @@ def _curves(
     return draw
 
 
-def _squares(table: Counts, x_title: str, y_title: str, title: str) -> Draw:
-    """Return a function that draws a table of numbers as colours."""
+def _partitions(records: Sequence[Record]) -> dict[str, Counts]:
+    """Return who holds what by the name of the partition, of the first seed of each."""
+    found: dict[str, Counts] = {}
+    for record in records:
+        spelled, canonical = record.manifest["experiment"], record.manifest["canonical"]
+        if record.partition is not None:
+            found.setdefault(f"{spelled['partition']} of {canonical['data']}", record.partition)
+    return found
+
+
+def _squares(table: Counts, x_title: str, y_title: str, title: str, name: str = "") -> Draw:
+    """Return a function that draws a table of numbers as colours, below its name."""
 
     def draw(figure: Any, axes: Any) -> None:
         image = axes.imshow(table.counts, cmap="Blues", aspect="auto", interpolation="nearest")
         figure.colorbar(image, label=title)
         axes.grid(visible=False)
         axes.set(xlabel=x_title, ylabel=y_title)
+        axes.set_title("\n".join(textwrap.wrap(name, 48)), fontsize="small")
         step = -(-len(table.classes) // 16)  # so that names do not overlap
         axes.set_xticks(range(0, len(table.classes), step), table.classes[::step])
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from feddkd.data.examples import Data
 from feddkd.data.federation import Federation
+from feddkd.data.transforms import Transform
 from feddkd.errors import InputError
 from feddkd.experiment import USUAL, Experiment
 from feddkd.models.functional import Model
@@ -103,6 +104,7 @@ def describe_job(job: Job, built: bool, target: float | str | None) -> RunDescri
         **_faults(job),
         **_task(job),
         **_judging(job),
+        **_transform(federation.transform),
     }
     network = type(job.model.net).__name__
     given = {"method": method, "data": "memory", "partition": "memory", "model": network}
@@ -161,6 +163,13 @@ def _judging(job: Job) -> dict[str, Any]:
     return {key: value for key, value in chosen.items() if value != USUAL[key]}
 
 
+def _transform(transform: Transform) -> dict[str, str]:
+    """Return the transform, if it changes stored examples."""
+    if not transform.steps and transform.scale == 1:
+        return {}
+    return {"transform": f"divide(by={transform.scale!r}) | {transform.canonical}"}
+
+
 def _faults(job: Job) -> dict[str, Any]:
     """Return the keys about faults that differ from their defaults."""
     chosen = {
@@ -173,7 +182,11 @@ def _faults(job: Job) -> dict[str, Any]:
 
 def _partition_digest(federation: Federation) -> str:
     """Return a digest of who holds which examples."""
-    lists = {
+    own = {"own_test": federation.own_test, "own_validation": federation.own_validation}
+    lists: dict[str, Any] = {
+        name: [indices.tolist() for indices in parts] for name, parts in own.items() if parts
+    }
+    lists |= {
         "train": [indices.tolist() for indices in federation.train],
         "test": federation.test.tolist(),
         "validation": federation.validation.tolist(),

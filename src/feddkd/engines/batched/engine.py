@@ -201,7 +201,9 @@ class Batched(LocalEngine):
         carry = self.chooser.run(work, carry)
         finish = vmap(lambda s, c, m: client.finish(self.model, s, c, m), (sent_axis, 0, 0))
         upload, memo = finish(work.sent, carry, memo)
-        rows = split_lanes(retained(memo, exchange.retain), len(lanes))
+        # lanes of a cohort that is drawn again as a whole are replaced together: no copies needed
+        drawn = any(len(o.cohort) < len(self.federations[o.run].train) for o in orders)
+        rows = split_lanes(retained(memo, exchange.retain), len(lanes), copy=drawn)
         for lane, before, row in zip(lanes, memos, rows, strict=True):
             others = {group: tensors for group, tensors in before.items() if group not in common}
             owner = orders[lane.order].run, lane.client
