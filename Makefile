@@ -18,7 +18,7 @@ $(DONE): pyproject.toml constraints.txt
 
 setup: $(DONE) ## install the package and what its tests need into .venv
 
-demo: $(DONE) ## FedAvg, FedProx and FedDKD on real handwritten digits, in a minute
+demo: $(DONE) ## FedAvg, FedProx, FedDKD and two controls on real handwritten digits, in a minute
 	$(BIN)/feddkd run examples/demo.toml --threads 1 --out runs/demo
 	$(BIN)/feddkd report runs/demo --out runs/demo/report.html >/dev/null
 
@@ -46,8 +46,10 @@ methods-docs: $(DONE) ## write docs/methods, and the list behind `feddkd methods
 methods-table: $(DONE) ## every method with and without DKD on the digits, five seeds: docs/methods/table.md; goes on where it was stopped
 	OMP_NUM_THREADS=1 $(BIN)/python tools/measure/methods.py
 
-reproduction: $(DONE) ## write docs/reproduction.md and its pictures from papers/feddkd/results; check published numbers
+reproduction: $(DONE) ## write docs/reproduction and its pictures from papers/feddkd/results; check published numbers
 	$(BIN)/feddkd paper report
+	$(BIN)/python tools/recompute.py
+	OMP_NUM_THREADS=1 $(BIN)/feddkd paper verify --papers papers/small --rounds 5
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal tests/reproduction
 
 mutants: $(DONE) ## break the code on purpose, one thing at a time, and see a test fail for each

@@ -19,6 +19,10 @@ MATHEMATICS = ("tests/methods/test_laws.py", "tests/methods/test_reference.py")
 DRIFT = "tests/methods/test_methods_drift.py"
 RECORDINGS = ("tests/engines/test_cuda_graphs.py",)
 GATHERING = ("tests/methods/test_aggregation.py",)
+DEFENCES = ("tests/methods/test_defences.py",)
+COMPRESSION = ("tests/methods/test_compression.py",)
+SELECTION = ("tests/rounds/test_selection.py",)
+ATTACKS = ("tests/rounds/test_attacks.py",)
 PRIVACY = ("tests/rounds/test_privacy.py",)
 FAULTS = ("tests/rounds/test_faults.py",)
 POOL = ("tests/engines/test_pool.py",)
@@ -30,11 +34,15 @@ OWN_NETWORKS = ("tests/models/test_own_networks.py",)
 KINDS = ("tests/models/test_network_kinds.py",)
 BASELINES = ("tests/methods/test_methods_baselines.py",)
 SHARPNESS = ("tests/methods/test_methods_sharpness.py",)
+PERSONAL = ("tests/methods/test_methods_personal.py",)
 PROOF = ("tests/models/test_proof.py",)
 OWN_TESTS = ("tests/data/test_own_tests.py",)
 TABLES = ("tests/data/test_tables.py",)
 VERSIONS = ("tests/data/test_versions.py",)
 DOWNLOADS = ("tests/data/test_downloads.py",)
+JOBS = ("tests/papers/test_jobs.py",)
+TEACHERS = ("tests/methods/test_dkd_teachers.py",)
+CONTROLS = ("tests/runs/test_controls.py",)
 
 
 class Mutant(NamedTuple):
@@ -135,6 +143,51 @@ MUTANTS = [
            "dict.fromkeys(phase.collect, Collect.MEAN_BY_CLIENTS)", "phase.collect", GATHERING),
     Mutant("the median weighs clients as the mean does", "methods/aggregation.py",
            'return most if self.gather == "median"', 'return 0 if self.gather == "median"', GATHERING),
+    Mutant("Krum adds up all distances", "methods/defences.py",
+           "nearest = max(len(updates) - faulty - 2, 1)",
+           "nearest = len(updates)", DEFENCES),
+    Mutant("Multi-Krum keeps the worst", "methods/defences.py",
+           "scores(updates, faulty).argsort(stable=True)",
+           "scores(updates, faulty).argsort(stable=True, descending=True)", DEFENCES),
+    Mutant("centred clipping forgets the last update", "methods/defences.py",
+           "away = updates - last",
+           "away = updates - 0 * last", DEFENCES),
+    Mutant("int8 rounds to the nearest code", "methods/quantise.py",
+           "+ drawn.to(tensor.dtype)",
+           "+ 0.5", COMPRESSION),
+    Mutant("bfloat16 cuts off what does not fit", "methods/quantise.py",
+           "+ (drawn * (1 << 16)).to(torch.int32)",
+           "+ 0", COMPRESSION),
+    Mutant("what was not sent is forgotten", "method/compression.py",
+           "kept[unsent[group]] = add(whole, codec.decode(parts, whole), -1.0)",
+           "kept[unsent[group]] = zeros(whole)", COMPRESSION),
+    Mutant("compressed uploads counted as whole ones", "rounds/costs.py",
+           "if reply.uploaded is not None:",
+           "if False:", COMPRESSION),
+    Mutant("a node's places are taken as they come", "methods/topk.py",
+           'return "" if rising and inside',
+           'return "" if True', COMPRESSION),
+    Mutant("large clients drawn as often as small ones", "rounds/selection/rule.py",
+           "random.exponential(size=len(weights)) / weights",
+           "random.exponential(size=len(weights)) / (0 * weights + 1)", SELECTION),
+    Mutant("power of choice takes the smallest losses", "rounds/selection/by_loss.py",
+           "np.lexsort((drawn, np.negative(losses)))",
+           "np.lexsort((drawn, losses))", SELECTION),
+    Mutant("Oort does not note when a client took part", "rounds/selection/by_loss.py",
+           "utility[client], last[client] = value, known.round",
+           "utility[client], last[client] = value, 1", SELECTION),
+    Mutant("asking costs nothing", "rounds/selection/cohorts.py",
+           "communications=costs.communications + 1",
+           "communications=costs.communications", SELECTION),
+    Mutant("honest clients lie, too", "rounds/attacks/rule.py",
+           "torch.where(lying, lie, honest)",
+           "lie + 0 * lying", ATTACKS),
+    Mutant("a liar passes the bound", "rounds/attacks/rule.py",
+           "if phase.clip is not None:\n            bad",
+           "if False:\n            bad", ATTACKS),
+    Mutant("clients that share examples with a malicious one read its labels", "rounds/attacks/of_data.py",
+           "values[begin:end] = np.arange(start, start + end - begin)",
+           "values[np.isin(values, values[begin:end])] = start", ATTACKS),
     Mutant("a replaced client counted like a removed one", "rounds/privacy.py", "(2 / z) ** 2", "(1 / z) ** 2", PRIVACY),
     Mutant("the same, where cohorts are sampled", "rounds/privacy.py",
            "library.GaussianDpEvent(z / 2)", "library.GaussianDpEvent(z)", PRIVACY),
@@ -281,7 +334,7 @@ MUTANTS = [
     Mutant("seeds with other frozen weights go together", "models/functional.py",
            "return ours.keys() == theirs.keys() and all(", "return True or all(", KINDS),
     Mutant("names kept at home are sent", "method/method.py",
-           "kinds.union(*(_matching(pattern, model) for pattern in self.private_patterns))", "kinds", KINDS),
+           "kinds | matching(self.private_patterns, model)", "kinds", KINDS),
     Mutant("personal models are validated on the data of all clients", "data/federation.py",
            '"validation": (self.validation, self.own_validation)', '"validation": (self.validation, None)', KINDS),
     Mutant("a file of initial weights may be another", "models/weight_files.py",
@@ -336,6 +389,59 @@ MUTANTS = [
     Mutant("a download is kept whatever its checksum", "data/sources/downloads.py",
            "expect(digest == md5, f\"its md5",
            "expect(bool(digest), f\"its md5", DOWNLOADS),
+    Mutant('personalised clients are judged by the shared model', 'method/client.py',
+           'return {**memo.get("private", {}), **memo.get("personal", {})}', 'return {**memo.get("private", {})}', PERSONAL),
+    Mutant('a held tensor is moved', 'methods/local.py',
+           'torch.where(holds[name], before[group][name], new) if name in holds else new', 'new', PERSONAL),
+    Mutant('fine-tuning leaks into the next round', 'methods/fine_tuning.py',
+           '{**memo, "personal": after["model"]}', '{**after, "personal": after["model"]}', PERSONAL),
+    Mutant('LG-FedAvg keeps the heads private', 'methods/lg_fedavg.py',
+           'names, "body")', 'names, "head")', PERSONAL),
+    Mutant('FedRep trains the body first', 'methods/fedrep.py',
+           '~of_head if name in head else of_head', 'of_head if name in head else ~of_head', PERSONAL),
+    Mutant('FedBABU trains the head in its rounds', 'methods/fedbabu.py',
+           'Variant(holds=holding("body", names))', 'Variant()', PERSONAL),
+    Mutant('Ditto without its pull', 'methods/ditto.py',
+           'g + lam * (v - w)', 'g', PERSONAL),
+    Mutant("APFL's mixture does not adapt", 'methods/apfl.py',
+           'mixture["alpha"] - lr * sum(parts.values())', 'mixture["alpha"]', PERSONAL),
+    Mutant("pFedMe's personal model is not near the centre", 'methods/pfedme.py',
+           'gradient + lam * (theta - w)', 'gradient', PERSONAL),
+    Mutant('Per-FedAvg steps on the wrong mini-batch', 'methods/per_fedavg.py',
+           '% period != period - 1', '% period != 0', PERSONAL),
+    Mutant("Fed-RoD's own head learns alone", 'methods/fedrod.py',
+           'output.logits + model.apply_head', 'model.apply_head', PERSONAL),
+    Mutant("FedProto's means are divided by the clients", 'methods/fedproto.py',
+           'torch.where(known, count, 1)', 'torch.ones_like(count)', PERSONAL),
+    Mutant('FedAMP mixes unlike models most', 'methods/fedamp.py',
+           'torch.exp(-torch', 'torch.exp(torch', PERSONAL),
+    Mutant("FedLC's margins are those of frequent classes", 'methods/fedlc.py',
+           'counts**-0.25', 'counts**0.25', PERSONAL),
+    Mutant('FedRS restricts the classes that a client has', 'methods/fedrs.py',
+           '["count"] == 0', '["count"] > 0', PERSONAL),
+    Mutant('FedALA takes the shared head alone', 'methods/fedala.py',
+           'last + (shared - last) * weight', 'shared + 0 * last * weight', PERSONAL),
+    Mutant('FedFish without the Fisher information', 'methods/fedfish.py',
+           '* (fisher + epsilon)', '* (0 * fisher + epsilon)', PERSONAL),
+    Mutant('FedDecorr without the variances', 'methods/feddecorr.py',
+           'centred / ((share * centred**2).sum(0) + EPS).sqrt()', 'centred', PERSONAL),
+    Mutant("all clients draw the same six classes", "data/partitions/label_skew.py",
+           "replace=False) for _ in range(clients)]\n    return [\n        np.concatenate([random.choice(pools[r], size",
+           "replace=False)] * clients\n    return [\n        np.concatenate([random.choice(pools[r], size", JOBS),
+    Mutant("FedBN's domains divided by another seed", "data/sources/digit_domains.py", "random_state=0", "random_state=1", JOBS),
+    Mutant("FEMNIST's images normalised before they are padded", "data/sources/published.py",
+           '"pad(pixels=2) | normalise(mean=0.1307, std=0.3081)"', '"normalise(mean=0.1307, std=0.3081) | pad(pixels=2)"', JOBS),
+    Mutant("an activation between FedGen's full layers", "models/networks/emnist_cnn.py",
+           "nn.Linear(784, 32), nn", "nn.Linear(784, 32), nn.ReLU(), nn", JOBS),
+    Mutant("VGG-9 drops half of its features", "models/networks/vgg9.py",
+           "nn.Flatten(),\n        nn.Dropout(0.1)", "nn.Flatten(),\n        nn.Dropout(0.5)", JOBS),
+    Mutant("the mean over domains pools their examples", "rounds/evaluation.py",
+           "if protocol is not Protocol.CLIENT_MEAN:\n        return metric", "if True:\n        return metric", JOBS),
+    Mutant("a control's labels are the teacher's output", "methods/teachers.py", 'if teacher == "labels":', "if False:", TEACHERS),
+    Mutant("a shuffled client is its own teacher", "methods/teachers.py", ".roll(-1)", ".roll(0)", TEACHERS),
+    Mutant("a control has the rounds of the experiment", "runs/controls.py",
+           "rounds = round(experiment.rounds * getattr(whole, cost) / getattr(part, cost))", "rounds = experiment.rounds", CONTROLS),
+    Mutant("a control's rate falls too far", "runs/controls.py", "decay**share", "decay", CONTROLS),
 ]  # fmt: skip
 
 

@@ -18,11 +18,13 @@ from feddkd.method import Method
 from feddkd.methods import parse
 from feddkd.models.functional import Model, built, functional
 from feddkd.models.weight_files import Initial, with_initial
+from feddkd.rounds.attacks import Attack, find_attack
 from feddkd.rounds.availability import Availability, OnDivergence, tolerance
 from feddkd.rounds.evaluation import find_protocol
 from feddkd.rounds.judging import Judging
 from feddkd.rounds.loop import Row, warn_of_one_client
 from feddkd.rounds.metrics import Metric, check_target, find_metrics
+from feddkd.rounds.selection import Selection, find_selection
 from feddkd.runs.description import describe_job
 from feddkd.simulation import DTYPES, Job, Simulation, Start
 from feddkd.spec.types import Chance, Count, Share, Whole, checked
@@ -57,6 +59,8 @@ def simulate(
     diagnostics: bool = False,
     delta: float | None = None,
     availability: str | Availability = "always()",
+    selection: str | Selection = "uniform()",
+    attack: str | Attack = "none()",
     min_clients: int = 1,
     on_divergence: OnDivergence = "drop",
     out: str | Path | None = None,
@@ -99,6 +103,10 @@ def simulate(
         delta: The delta of the epsilon that methods with noise report; 1 / (10 K) by default.
         availability: Which clients do not answer: "random(drop=0.1, late=0.05)",
             "trace(file='faults.csv')", or `feddkd.rounds.availability.listed(rows)`.
+        selection: Which clients are in a cohort: "uniform()", "by_size()", "round_robin()",
+            "by_group(groups='0-4; 5-9')", "power_of_choice()", "oort()".
+        attack: What malicious clients do: "label_flip(share=0.2)", "backdoor(clients='0, 3')",
+            "sign_flip()", "scaling()", "gaussian()".
         min_clients: With fewer clients left, a round ends.
         on_divergence: A client whose numbers are not finite is left out ("drop"), ends the run
             ("stop"), or is not looked for ("continue").
@@ -123,7 +131,7 @@ def simulate(
     learned = find_task(task)
     federation = gathered(clients, test, client_tests, validation, public, learned)
     warn_of_one_client(cohort, len(federation.train))
-    chosen, seed = _method(method), checked(seed, Whole, "seed")
+    chosen, seed = find_attack(attack).on(_method(method)), checked(seed, Whole, "seed")
     network = _network(model, seed)
     network = network if initial is None else with_initial(network, initial)
     network = replace(network, task=learned)
@@ -143,6 +151,8 @@ def simulate(
             checked(evaluate_clients, Count | Share, "evaluate_clients"),
         ),
         diagnostics=diagnostics,
+        selection=find_selection(selection),
+        attack=find_attack(attack),
         delta=checked(delta, Chance | None, "delta"),
     )
     target = checked(target, float | str | None, "target")

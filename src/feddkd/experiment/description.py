@@ -18,11 +18,13 @@ from feddkd.models.python_model import find_architecture
 from feddkd.models.registry import Architecture
 from feddkd.models.weight_files import file_digest
 from feddkd.randomness import Key
+from feddkd.rounds.attacks import Attack, find_attack
 from feddkd.rounds.availability import OnDivergence, Tolerance, tolerance
 from feddkd.rounds.evaluation import Protocol, find_protocol
 from feddkd.rounds.judging import Judging
 from feddkd.rounds.loop import cohort_size
 from feddkd.rounds.metrics import Metric, check_target, find_metrics
+from feddkd.rounds.selection import Selection, find_selection
 from feddkd.spec.python_file import names_file
 from feddkd.spec.types import Bound, Chance, Count, Share, Whole, checked
 from feddkd.tasks.lookup import find_task, task_digest_text
@@ -30,6 +32,8 @@ from feddkd.tasks.task import Task, check_offers
 
 USUAL = {
     "availability": "always()",
+    "selection": "uniform()",
+    "attack": "none()",
     "min_clients": 1,
     "on_divergence": "drop",
     "shuffle": True,
@@ -40,7 +44,8 @@ USUAL = {
     "evaluate_every": 1,
     "evaluate_clients": 1.0,
 }
-NEW_KEYS = ("task", "client_tests")  # not written with their default: older files lack them
+# not written with their default: older files lack them
+NEW_KEYS = ("task", "client_tests", "selection", "attack")
 Fraction = typing.Annotated[float, Bound(least=0, below=1)]
 
 
@@ -87,6 +92,8 @@ class Experiment:
     initial: str | None = None
     initial_sha256: str | None = None  # the sha256 of that file; by default computed from it
     availability: str = "always()"  # which clients do not answer
+    selection: str = "uniform()"  # which clients are in a cohort
+    attack: str = "none()"  # what malicious clients do
     min_clients: Count = 1  # with fewer clients left, a round ends
     on_divergence: OnDivergence = "drop"  # if a client's numbers are not finite
     # log the theory's quantities in every round; changes no number of the run
@@ -113,11 +120,13 @@ class Experiment:
             object.__setattr__(self, item.name, value)
         if (self.initial is None) != (self.initial_sha256 is None):
             object.__setattr__(self, "initial_sha256", file_digest(self.initial))
-        cohort_size(self.cohort, self.clients, self.min_clients)
+        cohort = cohort_size(self.cohort, self.clients, self.min_clients)
+        self.parsed_selection.check_fits(self.parsed_method, self.clients, cohort)
         self.canonical  # noqa: B018  # reads every text, and raises the errors in them now
         if not names_file(self.task):  # a file is not run before the experiment is
             check_target(self.target, self.measured)
             self.parsed_method.check_task(self.parsed_task)
+            self.parsed_attack.check_fits(self.parsed_method, self.parsed_task, self.clients)
             if self.diagnostics:
                 check_offers(self.parsed_task, frozenset({"classes"}), "diagnostics")
 
@@ -127,8 +136,8 @@ class Experiment:
 
     @cached_property
     def parsed_method(self) -> Method:
-        """The method as a value."""
-        method = parse(self.method)
+        """The method as a value, with attacked uploads if there is an attack on them."""
+        method = self.parsed_attack.on(parse(self.method))
         method.check_order()
         if self.shuffle is True:
             return method
@@ -163,6 +172,16 @@ class Experiment:
     def tolerance(self) -> Tolerance:
         """The treatment of clients that fail."""
         return tolerance(self.availability, self.min_clients, self.on_divergence)
+
+    @cached_property
+    def parsed_attack(self) -> Attack:
+        """The attack of malicious clients as a value."""
+        return find_attack(self.attack)
+
+    @cached_property
+    def parsed_selection(self) -> Selection:
+        """The selection of cohorts as a value."""
+        return find_selection(self.selection)
 
     @property
     def split_key(self) -> Key:
@@ -220,6 +239,8 @@ class Experiment:
         validates_apart = self.parsed_partition.own_tests and self.validation
         return {
             "availability": self.tolerance.availability.canonical,
+            "selection": self.parsed_selection.canonical,
+            "attack": self.parsed_attack.canonical,
             "min_clients": self.min_clients,
             "on_divergence": self.on_divergence,
             "shuffle": self.shuffle,

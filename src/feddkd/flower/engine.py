@@ -45,10 +45,11 @@ from feddkd.flower.transport import (
     tensor_record,
 )
 from feddkd.flower.upload_bounds import believable
-from feddkd.flower.wire import FIRST, MOST, NOTHING, check, pack, unpack
+from feddkd.flower.wire import FIRST, MOST, NOTHING, WireError, check, pack, unpack
 from feddkd.method import Exchange
+from feddkd.method.compression import opened, problem_in
 from feddkd.models.functional import Model
-from feddkd.tensors import Groups, stack
+from feddkd.tensors import Groups, bytes_of, stack
 from feddkd.trees import first_tensor
 
 log = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ class NodeAnswer(NamedTuple):
 
     upload: Groups
     held: str
+    size: int  # bytes of the tensors that travelled
 
 
 @dataclass
@@ -160,16 +162,22 @@ class Flower:
         for asked, message in self._transport.send(outgoing, self.deadline):
             late.pop((asked.order, asked.client), None)
             try:
-                received = self._received(exchange, asked.client, message, pattern)
+                received = self._received(exchange, orders[asked.order], asked, message, pattern)
             except Exception as error:  # whatever a node sends, it is that node's fault
                 self._blame(exchange, orders[asked.order], asked.client, error)
             else:
                 answers[asked.order][asked.client] = received
         for silent in late.values():
             self._roster.conduct.failed(silent.node, self._round_number)
-        return [
+        replies = [
             self._reply(exchange, order, self._believed(exchange, order, by_client))
             for order, by_client in zip(orders, answers, strict=True)
+        ]
+        if exchange.phase.codec is None:
+            return replies
+        return [
+            reply._replace(uploaded=sum(by_client[client].size for client in reply.clients))
+            for reply, by_client in zip(replies, answers, strict=True)
         ]
 
     # --- one exchange
@@ -224,21 +232,30 @@ class Flower:
         return FederationFacts(shape, federation.classes, federation.transform.scale)
 
     def _received(
-        self, exchange: Exchange, client: int, message: Message, pattern: Groups
+        self,
+        exchange: Exchange,
+        order: Order,
+        asked: Outgoing,
+        message: Message,
+        pattern: Groups,
     ) -> NodeAnswer:
-        """Return a client's answer if it passes the checks of its form."""
+        """Return a client's answer, uncompressed, if it passes the checks of its form."""
         reply = ExchangeReply.read(json_in(message))
         training = exchange.retain is not None  # evaluation changes nothing
         if reply.lost:
             if training:
-                self.held.pop(client, None)
+                self.held.pop(asked.client, None)
             raise NodeGoneError(
                 "it has lost what it kept (was its node restarted?); it misses this round and"
                 " starts from the beginning in the next"
             )
         upload = unpack(bytes_in(message.content), self.most)
         # an evaluation may answer with a loss that is not finite
-        return NodeAnswer(check(upload, pattern, finite=training), str(reply.held))
+        upload = check(upload, pattern, finite=training)
+        if problem := problem_in(exchange.phase, upload, order.sent):
+            raise WireError(problem)
+        whole = opened(exchange.phase, upload, order.sent)
+        return NodeAnswer(whole, str(reply.held), bytes_of(upload))
 
     def _believed(
         self, exchange: Exchange, order: Order, answers: Mapping[int, NodeAnswer]

@@ -29,6 +29,7 @@ TRAINING = (
     "shuffle",
     "metrics",
     "task",
+    "attack",
 )
 # for nodes that take their examples from a source of feddkd
 DATA = ("data", "partition", "split_seed", "validation", "training", "public")

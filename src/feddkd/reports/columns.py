@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from feddkd.reports.families import Family, headline_of, target_of
-from feddkd.rounds.metrics import Metric, Target, shown_in
+from feddkd.rounds.metrics import ACCURACY, Metric, Target, shown_in
 from feddkd.runs.client_spread import client_spread
 from feddkd.runs.record import Record
 from feddkd.runs.summary import best_row, cost_of, last_judged, mean_and_std
@@ -38,7 +38,13 @@ def columns(records: Sequence[Record]) -> list[TableColumn]:
     target = target_of(records)
     costs = [COUNT] if target is None else target_columns(target)
     private = any("epsilon" in record.history[-1] for record in records)
-    return [*metric_columns(records), *costs, *([EPSILON] if private else [])]
+    attacked = any(SUCCESS_KEY in record.history[-1] for record in records)
+    return [
+        *metric_columns(records),
+        *costs,
+        *([EPSILON] if private else []),
+        *([SUCCESS] if attacked else []),
+    ]
 
 
 def metric_columns(records: Sequence[Record]) -> list[TableColumn]:
@@ -137,5 +143,14 @@ def mean_text(values: list[float], metric: Metric) -> str:
     return f"{mean:.{metric.digits}f}±{deviation:.{metric.digits}f}"
 
 
+def _successes(family: Family) -> list[float]:
+    """Return how often the attack succeeded at the end of each run."""
+    return [r.history[-1][SUCCESS_KEY] for r in family if SUCCESS_KEY in r.history[-1]]
+
+
+SUCCESS_KEY = "attack_success"
+SUCCESS = TableColumn(
+    "attack", _successes, partial(mean_text, metric=ACCURACY), SUCCESS_KEY, "last", scale=100
+)
 COUNT = TableColumn("n", lambda family: [1.0] * len(family), lambda ones: str(len(ones)))
 EPSILON = TableColumn("epsilon", _epsilons, _epsilon_text)

@@ -20,7 +20,7 @@ from feddkd.data.batches import Reads, Source
 from feddkd.data.federation import SERVER
 from feddkd.engines.interface import Engine, Order, Reply
 from feddkd.errors import ClientError, InputError, unknown
-from feddkd.method import Batch, Collect, Exchange, Fold, Method, Phase, own_model
+from feddkd.method import Batch, Collect, Exchange, Fold, Method, Phase, own_model, own_tensors
 from feddkd.models.functional import Model
 from feddkd.rounds.judging import ALWAYS, Judging
 from feddkd.rounds.metrics import DEFAULT, LOSS, Metric
@@ -101,7 +101,7 @@ def find_protocol(name: str, method: Method, own_tests: bool) -> Protocol:
     if not isinstance(name, str) or name not in known:
         raise unknown(f"unknown evaluation {name!r}", name, ("auto", *known))
     protocol = known[name]
-    if protocol is Protocol.GLOBAL and method.personal:
+    if protocol is Protocol.GLOBAL and not method.shares_all:
         raise InputError(
             f"evaluation='global' judges one shared model, but in {method} clients keep private"
             " tensors; use 'client_mean' or 'client_pooled'"
@@ -122,7 +122,7 @@ def measure(
 
     The loss is always computed, as a sign of numbers that are not finite.
     """
-    phase = judging(source, tuple(metrics), sample)
+    phase = judging(source, tuple(metrics), sample, protocol is Protocol.GLOBAL)
     orders = _orders(engine, states, protocol, rule)
     replies = engine.exchange(Exchange(phase), orders)
     if not all(reply.clients for reply in replies):
@@ -141,7 +141,8 @@ def confusions(
     """Return a confusion matrix for the model in each (run, state): the numbers of test examples by
     label (row) and prediction (column), summed over clients.
     """
-    replies = engine.exchange(Exchange(counting(classes)), _orders(engine, states, protocol))
+    phase = counting(classes, protocol is Protocol.GLOBAL)
+    replies = engine.exchange(Exchange(phase), _orders(engine, states, protocol))
     return [reply.collected["tally"]["counts"].sum(0).long().tolist() for reply in replies]
 
 
@@ -231,9 +232,15 @@ def _sums_of(metric: Metric, sums: Tensors) -> dict[str, Tensor]:
 
 @lru_cache(maxsize=64)  # the same phase each time: engines recognise phases by identity
 def judging(
-    source: Source, metrics: tuple[Metric, ...] = DEFAULT, sample: Sample = ONE_OF_TWO
+    source: Source,
+    metrics: tuple[Metric, ...] = DEFAULT,
+    sample: Sample = ONE_OF_TWO,
+    shared: bool = False,
 ) -> Phase:
-    """Return the phase that adds up the sums of metrics on the validation or test set."""
+    """Return the phase that adds up the sums of metrics on the validation or test set.
+
+    `shared`: of the model sent, whatever else a client holds.
+    """
     folded = (*metrics, *({LOSS} - set(metrics)))
 
     def step(model: Model, sent: Groups, carry: Groups, batch: Batch) -> Groups:
@@ -242,12 +249,12 @@ def judging(
         return {**carry, "tally": tally}
 
     shapes = {name: tuple(tensor.shape) for name, tensor in sample.sums(folded).items()}
-    start = partial(_start, shapes=shapes)
+    start = partial(_start, shapes=shapes, shared=shared)
     return _phase(source, "evaluate", Fold(start, step, _finish, sums=True))
 
 
 @lru_cache(maxsize=64)
-def counting(classes: int) -> Phase:
+def counting(classes: int, shared: bool = False) -> Phase:
     """Return the phase that counts test examples by label and prediction."""
 
     def step(model: Model, sent: Groups, carry: Groups, batch: Batch) -> Groups:
@@ -259,7 +266,7 @@ def counting(classes: int) -> Phase:
         counts = carry["tally"]["counts"] + (true * present[:, None]).T @ taken
         return {**carry, "tally": {"counts": counts}}
 
-    start = partial(_start, shapes={"counts": (classes, classes)})
+    start = partial(_start, shapes={"counts": (classes, classes)}, shared=shared)
     return _phase("test", "count", Fold(start, step, _finish, sums=True))
 
 
@@ -287,8 +294,9 @@ def _loss_sums(task: Task, output: Tensor, batch: Batch) -> dict[str, Tensor]:
     return {"sum": task.loss(output, batch.y, shares).double() * count, "count": count}
 
 
-def _start(model: Model, sent: Groups, memo: Groups, shapes: Shapes) -> Groups:
-    params, buffers = own_model(model, sent, memo)
+def _start(model: Model, sent: Groups, memo: Groups, shapes: Shapes, shared: bool) -> Groups:
+    kept = {} if shared else {"private": own_tensors(memo)}
+    params, buffers = own_model(model, sent, kept)
     device = next(iter(params.values())).device
     tally = {
         name: torch.zeros(shape, dtype=torch.float64, device=device)

@@ -103,8 +103,8 @@ def describe_job(job: Job, built: bool, target: float | str | None) -> RunDescri
         "dtype": str(job.dtype).removeprefix("torch."),
         **_faults(job),
         **_task(job),
-        **_judging(job),
         **_transform(federation.transform),
+        **_judging(job),
     }
     network = type(job.model.net).__name__
     given = {"method": method, "data": "memory", "partition": "memory", "model": network}
@@ -157,12 +157,6 @@ def _task(job: Job) -> dict[str, str]:
     return {} if task.canonical == USUAL["task"] else {"task": task.canonical}
 
 
-def _judging(job: Job) -> dict[str, Any]:
-    """Return which rounds and clients are evaluated, if not all of them."""
-    chosen = {"evaluate_every": job.judging.every, "evaluate_clients": job.judging.clients}
-    return {key: value for key, value in chosen.items() if value != USUAL[key]}
-
-
 def _transform(transform: Transform) -> dict[str, str]:
     """Return the transform, if it changes stored examples."""
     if not transform.steps and transform.scale == 1:
@@ -170,10 +164,18 @@ def _transform(transform: Transform) -> dict[str, str]:
     return {"transform": f"divide(by={transform.scale!r}) | {transform.canonical}"}
 
 
+def _judging(job: Job) -> dict[str, Any]:
+    """Return which rounds and clients are evaluated, if not all of them."""
+    chosen = {"evaluate_every": job.judging.every, "evaluate_clients": job.judging.clients}
+    return {key: value for key, value in chosen.items() if value != USUAL[key]}
+
+
 def _faults(job: Job) -> dict[str, Any]:
     """Return the keys about faults that differ from their defaults."""
     chosen = {
         "availability": job.tolerance.availability.canonical,
+        "selection": job.selection.canonical,
+        "attack": job.attack.canonical,
         "min_clients": job.tolerance.min_clients,
         "on_divergence": job.tolerance.on_divergence,
     }

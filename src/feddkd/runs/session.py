@@ -12,6 +12,7 @@ from safetensors.torch import save
 from feddkd.engines.interface import EngineFactory
 from feddkd.engines.select import find_device
 from feddkd.experiment import Experiment
+from feddkd.method import own_tensors
 from feddkd.models.weight_files import weights_in_bytes
 from feddkd.rounds.loop import Row, Run
 from feddkd.runs import checkpoint
@@ -102,7 +103,7 @@ class Session:
                 self.simulation = simulation
                 rounds = simulation.rounds()  # raises an error before anything is written
                 name, place = simulation.facts["name"], find_device(device)
-                self.around = circumstances(name, place, options)
+                self.around = circumstances(name, place, self.job.dtype, options)
                 yield from self._open()
                 for rows in rounds:
                     yield from self._record(rows)
@@ -201,7 +202,7 @@ class Session:
         """Write the tensors that clients keep, under names such as `3/head.weight`."""
         tensors = {}
         for client, memo in simulation.engine.memos_of(run.index).items():
-            for name, tensor in memo.get("private", {}).items():
+            for name, tensor in own_tensors(memo).items():
                 tensors[f"{client}/{name}"] = tensor.cpu().contiguous()
         if tensors:
             self.recorders[run.index].put(PRIVATE, save(tensors))
@@ -230,6 +231,8 @@ def job(experiments: Sequence[Experiment], prepared: Sequence[Prepared]) -> Job:
         metrics=first.measured,
         tolerance=first.tolerance,
         judging=first.judging,
+        selection=first.parsed_selection,
+        attack=first.parsed_attack,
         diagnostics=first.diagnostics,
         delta=first.delta,
     )
