@@ -65,6 +65,9 @@ faults: $(DONE) ## kill runs at 120 random moments, and damage files of 1,000; s
 	OMP_NUM_THREADS=1 PYTHONPATH=tests/support $(BIN)/python tools/sigkills.py
 	OMP_NUM_THREADS=1 PYTHONPATH=tests/support $(BIN)/python tools/damage.py
 
+federation-faults: $(DONE) ## 10,000 federations by seed in one process each: lost, late and damaged messages, crashes, kills, lies
+	OMP_NUM_THREADS=1 PYTHONPATH=tests/support $(BIN)/python tools/federation_faults.py
+
 soak: $(DONE) ## 2,000 rounds of a tiny job on three engines: memory must stay flat
 	OMP_NUM_THREADS=1 PYTHONPATH=tests/support $(BIN)/python tools/soak.py serial
 	OMP_NUM_THREADS=1 PYTHONPATH=tests/support $(BIN)/python tools/soak.py batched
@@ -81,4 +84,4 @@ format: $(DONE) ## put the code in order
 clean: ## remove what the targets above made, except runs
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo test docs federation networks methods-docs methods-table reproduction mutants report-bench screenshots faults soak fuzz format clean
+.PHONY: help setup demo test docs federation networks methods-docs methods-table reproduction mutants report-bench screenshots faults federation-faults soak fuzz format clean

@@ -14,6 +14,7 @@ from feddkd.engines.select import find_device, open_engine
 from feddkd.engines.serial import Serial
 from feddkd.errors import InputError, RunError
 from feddkd.method import Method, World
+from feddkd.methods.aggregation import with_secret_noise
 from feddkd.models.functional import Model
 from feddkd.models.proof import FEW, prove
 from feddkd.rounds.attacks import NO_ATTACK, Attack
@@ -168,6 +169,9 @@ class Simulation:
             run.state, run.costs = snapshot.state, snapshot.costs
             self.engine.restore(run.index, snapshot.memos)
             self.engine.adopt(snapshot.engine)
+        if self.engine.remote:  # its clients are sent the seed
+            for run in self.runs:
+                run.state = with_secret_noise(run.state)
 
     def rounds(self) -> Iterator[dict[int, Row]]:
         """Return an iterator over the remaining rounds. It yields the rows of a round by run.

@@ -59,7 +59,13 @@ def _ask_for_secrets(
         dealt = SharesRequest.read(content)
         config.check(dealt.client, config.read(dealt.experiment).experiment)
         return client_masking.deal(
-            dealt.client, dealt.session, dealt.threshold, dealt.public, memory
+            dealt.client,
+            dealt.session,
+            dealt.threshold,
+            dealt.public,
+            memory,
+            client_masking.NodeKeys(config.key, config.peers),
+            config.least,
         )
     if query == "unmask":
         asked = UnmaskRequest.read(content)
@@ -79,6 +85,7 @@ def _ask_for_secrets(
         request.round,
         shares.names_of(plan),
         memory,
+        client_masking.NodeKeys(config.key, config.peers),
     )
 
 
@@ -103,11 +110,17 @@ def respond(
     if expected not in (FIRST, NOTHING, *held):
         return ExchangeReply(client, lost=True), b"", memory
     memo = opened.here(_memo(opened, client, expected, held))
-    upload, after = opened.answer(request, opened.here(unpack(sent)), memo)
+    received = opened.here(unpack(sent))
+    upload, after = opened.answer(request, received, memo)
     if request.secure is None:
         content = pack(upload)
     else:
-        content, memory = opened.masked(request, request.secure, upload, memory)
+        from feddkd.flower.client_masking import BadSharesError
+
+        try:
+            content, memory = opened.masked(request, request.secure, upload, received, memory)
+        except BadSharesError as error:
+            return ExchangeReply(client, bad_shares=error.dealers), b"", memory
     if request.retain is None:
         return ExchangeReply(client, expected), content, memory
     after = retained(after, frozenset(request.retain))

@@ -95,7 +95,12 @@ class NodeExperiment:
         }
 
     def masked(
-        self, request: ExchangeRequest, order: MaskingOrder, upload: Groups, memory: NodeMemory
+        self,
+        request: ExchangeRequest,
+        order: MaskingOrder,
+        upload: Groups,
+        sent: Groups,
+        memory: NodeMemory,
     ) -> tuple[bytes, NodeMemory]:
         """Return the masked upload, packed."""
         from feddkd.flower import client_masking  # needs flwr; a node without masks does not
@@ -103,7 +108,7 @@ class NodeExperiment:
         phase = self.phase(request.key, request.phase)
         examples = self.federation.weight(phase.reads.source, request.client)
         return client_masking.masked(
-            request, order, self.name, phase.collect, examples, upload, memory
+            request, order, self.name, phase.collect, examples, upload, sent, memory
         )
 
 

@@ -13,6 +13,7 @@ change of its parameters and buffers, or its gradient. docs/privacy.md says what
 guarantee and what they do not.
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,6 +21,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from feddkd.errors import InputError
@@ -40,6 +42,7 @@ from feddkd.tensors import Groups, Tensors, combine, trimmed_mean, zeros
 
 # median and trimmed mean are by coordinate; the rules after them look at whole updates
 Gather = Literal["mean", "median", "trimmed", "krum", "multi_krum", "geometric", "centred"]
+SECRET = -1  # in place of the key of noise: drawn from the operating system
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,21 +230,44 @@ def _with_noise_source(phase: Phase) -> Callable[[Model, Groups, World], Groups]
     return opens
 
 
+def with_secret_noise(state: Groups) -> Groups:
+    """Return a state whose noise comes from the operating system from now on.
+
+    Clients that know the seed of a run could redraw and remove noise that follows from it.
+    """
+    if "noise" not in state:
+        return state
+    return {**state, "noise": {**state["noise"], "key": torch.tensor(SECRET)}}
+
+
+def secret_normal(shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """Return standard normal numbers from the operating system's randomness (Box and Muller)."""
+    count = int(np.prod(shape, dtype=np.int64))
+    words = np.frombuffer(os.urandom(16 * count), np.uint64).reshape(2, count)
+    first, second = ((words >> np.uint64(11)).astype(np.float64) + 0.5) / 2.0**53
+    numbers: NDArray[np.float64] = np.sqrt(-2 * np.log(first)) * np.cos(2 * np.pi * second)
+    return numbers.reshape(shape)
+
+
 def _noised(server: ServerFn, how: Gathering) -> ServerFn:
     """Return a server that adds noise to the means before it uses them.
 
-    NumPy draws the noise on the host in float64: the same numbers for every engine and device.
+    NumPy draws the noise on the host in float64: the same numbers for every engine and device. With
+    the key SECRET it comes from the operating system, and no seed gives it again.
     """
     assert how.clip is not None
     reach = how.noise * how.clip
 
     def noised(model: Model, state: Groups, collected: Groups, rates: Tensors) -> Groups:
         ledger, deviation = state["noise"], reach / len(rates["clients"])
-        random = generator(("noise", int(ledger["key"]), int(ledger["count"])))
+        key = int(ledger["key"])
+        random = generator(("noise", key, int(ledger["count"])))
 
         def blur(mean: Tensor) -> Tensor:
-            drawn = deviation * np.asarray(random.standard_normal(mean.shape))
-            return mean + torch.from_numpy(drawn).to(mean.device, mean.dtype)
+            shape = tuple(mean.shape)
+            drawn = secret_normal(shape) if key == SECRET else random.standard_normal(shape)
+            noise = torch.from_numpy(deviation * np.asarray(drawn))
+            return mean + noise.to(mean.device, mean.dtype)
 
         blurred = {group: combine(blur, tensors) for group, tensors in collected.items()}
         after = {**ledger, "count": ledger["count"] + 1}
