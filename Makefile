@@ -61,9 +61,9 @@ report-bench: $(DONE) ## size of a report of 90 runs x 660 rounds, and how long 
 screenshots: $(DONE) ## docs/pictures: the report of the demo in light, dark, narrow and on paper; needs chromium
 	PYTHONPATH=tests/support $(BIN)/python tools/screenshots.py
 
-faults: $(DONE) ## kill runs at 120 random moments, and damage files of 1,000; see each go on to the same bits, or be refused
-	OMP_NUM_THREADS=1 PYTHONPATH=tests/support $(BIN)/python tools/sigkills.py
-	OMP_NUM_THREADS=1 PYTHONPATH=tests/support $(BIN)/python tools/damage.py
+faults: $(DONE) ## kill runs at 1,000 random moments, and damage 10,000; see each go on to the same bits, or be refused
+	OMP_NUM_THREADS=1 PYTHONPATH=tests/support $(BIN)/python tools/sigkills.py 1000
+	OMP_NUM_THREADS=1 PYTHONPATH=tests/support $(BIN)/python tools/damage.py 10000
 
 federation-faults: $(DONE) ## 10,000 federations by seed in one process each: lost, late and damaged messages, crashes, kills, lies
 	OMP_NUM_THREADS=1 PYTHONPATH=tests/support $(BIN)/python tools/federation_faults.py

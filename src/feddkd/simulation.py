@@ -10,6 +10,7 @@ import torch
 
 from feddkd.data.federation import Federation, together
 from feddkd.engines.interface import Engine, EngineFactory
+from feddkd.engines.memory import free_memory
 from feddkd.engines.select import find_device, open_engine
 from feddkd.engines.serial import Serial
 from feddkd.errors import InputError, RunError
@@ -21,6 +22,7 @@ from feddkd.rounds.attacks import NO_ATTACK, Attack
 from feddkd.rounds.attacks.success import success
 from feddkd.rounds.availability import Tolerance
 from feddkd.rounds.costs import Costs
+from feddkd.rounds.demands import check_demands
 from feddkd.rounds.evaluation import Protocol, Sample, confusions
 from feddkd.rounds.job_checks import (
     check_batches,
@@ -32,6 +34,7 @@ from feddkd.rounds.judging import ALWAYS, Judging
 from feddkd.rounds.loop import PATIENT, Row, Run, cohort_size, play
 from feddkd.rounds.metrics import DEFAULT, Metric
 from feddkd.rounds.privacy import ledger
+from feddkd.rounds.remarks import remark_on_batches
 from feddkd.rounds.selection import UNIFORM, Selection
 from feddkd.rounds.selection.cohorts import opened
 from feddkd.tasks.task import check_offers
@@ -180,6 +183,7 @@ class Simulation:
         is left.
         """
         method = self.job.method.fitted(self.model)
+        remark_on_batches(method, self.begun.federations[0].sizes)
         privacy = ledger(
             method, self.job.clients, self.job.cohort_size, self.job.delta, self.round + 1
         )
@@ -322,6 +326,13 @@ def begin(job: Job, device: torch.device) -> Begun:
         validates, like = (
             len(federation.validation) > 0,
             next(iter(params.values()), torch.zeros(())),
+        )
+        check_demands(
+            job.method.fitted(model),
+            state["params"],
+            job.cohort_size,
+            federation.sizes,
+            free_memory(device),
         )
         state = {**state, **opened(job.selection, job.clients)}
         runs.append(Run(index, start.seed, state, validates, empty=like.new_zeros(())))

@@ -22,8 +22,9 @@ from feddkd.rounds.attacks import Attack, find_attack
 from feddkd.rounds.availability import Availability, OnDivergence, tolerance
 from feddkd.rounds.evaluation import find_protocol
 from feddkd.rounds.judging import Judging
-from feddkd.rounds.loop import Row, warn_of_one_client
+from feddkd.rounds.loop import Row
 from feddkd.rounds.metrics import Metric, check_target, find_metrics
+from feddkd.rounds.remarks import remark
 from feddkd.rounds.selection import Selection, find_selection
 from feddkd.runs.description import describe_job
 from feddkd.simulation import DTYPES, Job, Simulation, Start
@@ -130,7 +131,6 @@ def simulate(
         raise InputError(f"out must be the path of a folder, not {type(out).__name__}")
     learned = find_task(task)
     federation = gathered(clients, test, client_tests, validation, public, learned)
-    warn_of_one_client(cohort, len(federation.train))
     chosen, seed = find_attack(attack).on(_method(method)), checked(seed, Whole, "seed")
     network = _network(model, seed)
     network = network if initial is None else with_initial(network, initial)
@@ -155,6 +155,7 @@ def simulate(
         attack=find_attack(attack),
         delta=checked(delta, Chance | None, "delta"),
     )
+    remark([(chosen, job.cohort_size if isinstance(cohort, int) else cohort, job.clients)])
     target = checked(target, float | str | None, "target")
     check_target(target, job.metrics)
     with RoundBars([(_names(chosen), job.rounds)], progress) as bars:

@@ -143,7 +143,7 @@ def _fail_otherwise(error: Exception) -> None:
     # typer's usage errors have this method, and no public class
     if hasattr(error, "format_message"):
         _fail(error.format_message())
-    from feddkd.engines.batched.memory import ran_out
+    from feddkd.engines.memory import ran_out
     from feddkd.runs.signals import Halted
 
     if isinstance(error, Halted):

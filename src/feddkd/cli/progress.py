@@ -19,7 +19,7 @@ from rich.progress import (
 )
 
 from feddkd.cli.console import clock, console
-from feddkd.engines.batched.memory import in_words, peak_memory
+from feddkd.engines.memory import in_words, peak_memory
 from feddkd.experiment import Experiment
 from feddkd.rounds.loop import Row
 from feddkd.rounds.metrics import headline

@@ -12,6 +12,7 @@ from feddkd.data.partitions.registry import Partition, find_partition
 from feddkd.data.sources.python_source import find_source
 from feddkd.data.sources.registry import Source
 from feddkd.data.transforms import transform
+from feddkd.errors import InputError
 from feddkd.method import Method
 from feddkd.methods import parse
 from feddkd.models.python_model import find_architecture
@@ -46,6 +47,7 @@ USUAL = {
 }
 # not written with their default: older files lack them
 NEW_KEYS = ("task", "client_tests", "selection", "attack")
+LONGEST_NAME = 1000
 Fraction = typing.Annotated[float, Bound(least=0, below=1)]
 
 
@@ -118,6 +120,10 @@ class Experiment:
         for item in (item for item in fields(self) if item.name != "metrics"):
             value = checked(getattr(self, item.name), hints[item.name], item.name)
             object.__setattr__(self, item.name, value)
+        if len(self.name) > LONGEST_NAME:
+            raise InputError(
+                f"name has {len(self.name)} characters; it is a label, of {LONGEST_NAME} at most"
+            )
         if (self.initial is None) != (self.initial_sha256 is None):
             object.__setattr__(self, "initial_sha256", file_digest(self.initial))
         cohort = cohort_size(self.cohort, self.clients, self.min_clients)

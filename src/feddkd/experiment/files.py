@@ -5,6 +5,7 @@ them.
 import copy
 import itertools
 import json
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,10 @@ from typing import Any
 
 from feddkd.errors import InputError, unknown
 from feddkd.experiment.description import KEYS, Experiment
-from feddkd.rounds.loop import warn_of_one_client
+from feddkd.rounds.remarks import remark
+
+# each takes about a millisecond to check
+MOST_RUNS = 100_000
 
 LISTS = ("sweep", "variant")
 
@@ -22,10 +26,11 @@ def load(path: Path, settings: Sequence[str] = ()) -> list[Experiment]:
     keys of the file.
     """
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"cannot read the experiment {path}: {reason}") from None
+        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise InputError(f"cannot read the experiment {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not in UTF-8 (byte {error.start}); save it as UTF-8") from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not TOML: {error}") from None
     try:
@@ -33,8 +38,7 @@ def load(path: Path, settings: Sequence[str] = ()) -> list[Experiment]:
     except InputError as error:
         where = _wrong_setting(table, settings, str(error)) or path
         raise InputError(f"{where}: {error}") from None
-    for cohort, clients in {(one.cohort, one.clients) for one in experiments}:
-        warn_of_one_client(cohort, clients)
+    remark((one.parsed_method, one.cohort, one.clients) for one in experiments)
     return experiments
 
 
@@ -65,6 +69,12 @@ def expand(table: Mapping[str, Any]) -> list[Experiment]:
         for place, given in (("as a key", [plain]), ("under variant", variants)):
             if any(key in keys for keys in given):
                 raise InputError(f"{key!r} is given twice: {place} and under sweep")
+    runs = len(variants) * math.prod(map(len, sweep.values()))
+    if runs > MOST_RUNS:
+        raise InputError(
+            f"sweep has {runs} combinations; the limit is {MOST_RUNS}, since each is checked before"
+            " the first one runs: divide it among several files"
+        )
     experiments = [
         _experiment({**plain, **variant, **dict(zip(sweep, values, strict=True))})
         for variant, *values in itertools.product(variants, *sweep.values())

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from feddkd.data.batches import Source
 from feddkd.data.federation import Federation
-from feddkd.engines.client import answer, seeded
+from feddkd.engines.client import answer
 from feddkd.engines.interface import purpose_of
 from feddkd.engines.select import find_device
 from feddkd.experiment import Experiment
@@ -18,6 +18,7 @@ from feddkd.flower.sent_experiment import SentExperiment
 from feddkd.flower.wire import NodeMemory, WireError
 from feddkd.method import Phase
 from feddkd.models.functional import Model
+from feddkd.models.own_generator import OwnGenerator
 from feddkd.models.weight_files import with_initial
 from feddkd.randomness import Key
 from feddkd.rounds import diagnostics
@@ -83,7 +84,7 @@ class NodeExperiment:
         if not len(self.federation.indices(phase.reads.source, client)):
             raise WireError(f"client {client} has no {phase.reads.source} examples")
         dtype = DTYPES[self.experiment.dtype]
-        with seeded(key, self.federation.device):
+        with OwnGenerator(key, self.federation.device):
             return answer(self.model, phase, sent, memo, self.federation, client, key, dtype)
 
     def here(self, groups: Groups) -> Groups:

@@ -1,9 +1,10 @@
 """A kind of exchange between the server and clients, and one entry of a round's plan."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -143,10 +144,16 @@ class Exchange:
     def rates(self, round: int, like: Tensor) -> dict[str, Tensor]:
         """Return the phase's rates in this round, with the dtype and the device of `like`."""
         # torch.full makes them on the device; a copy would make host and device wait
+        kind: dict[str, Any] = {"dtype": like.dtype, "device": like.device}
         return {
-            name: torch.full((), rate(round, self.step), dtype=like.dtype, device=like.device)
+            name: torch.full((), _fitting(rate(round, self.step), like), **kind)
             for name, rate in self.phase.rates.items()
         }
+
+
+def _fitting(rate: float, like: Tensor) -> float:
+    """Return the rate, or infinity if it is too large for the dtype: then the run diverges."""
+    return rate if abs(rate) <= torch.finfo(like.dtype).max else math.copysign(math.inf, rate)
 
 
 def probing(phase: Phase) -> Phase | None:

@@ -202,15 +202,6 @@ def cohort_size(cohort: int | float, clients: int, least: int = 1) -> int:
     return size
 
 
-def warn_of_one_client(cohort: int | float, clients: int) -> None:
-    """Log a warning if the cohort is the number 1, which may have been meant as the fraction."""
-    if isinstance(cohort, int) and cohort == 1 < clients:
-        log.warning(
-            "cohort = 1 means one of %s clients in each round; for all clients write 1.0",
-            clients,
-        )
-
-
 def choose(seed: int, t: int, clients: int, cohort: int) -> tuple[int, ...]:
     """Return the active clients of round t, drawn uniformly without replacement, in order."""
     known = Known(seed, t, range(clients), cohort, {})

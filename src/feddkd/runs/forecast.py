@@ -8,7 +8,6 @@ client (astraea).
 
 import statistics
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,9 +15,9 @@ from typing import Any, NamedTuple, get_args
 
 import torch
 
-from feddkd.engines.batched.memory import peak_memory
 from feddkd.engines.batched.strategies import wait_for
 from feddkd.engines.interface import Engine, Order, Reply
+from feddkd.engines.memory import peak_memory
 from feddkd.engines.select import find_device, open_engine
 from feddkd.experiment import Experiment
 from feddkd.method import Exchange, Method, Phase
@@ -114,21 +113,21 @@ def forecast(experiments: Sequence[Experiment], how: How, done: int = 0) -> Fore
         method = first.parsed_method.fitted(simulation.model)
         few, more = (_trial(simulation, host, method, steps) for steps in (FEW, MORE))
     sizes = [size for start in tried.starts for size in start.federation.sizes]
-    rounds = range(done + 1, first.length(how.until) + 1)
-    counts = Counter(id(exchange.phase) for t in rounds for exchange in method.plan(t))
-    if method.judging is not None:
-        counts[id(method.judging)] = len(rounds) * method.evaluations
+    last = first.length(how.until)
+    rounds = last - done
     # once: choosing and compiling; in every round: evaluation, and the rest of the server's work
     every_round = sum(seen.seconds for seen in few.others) + min(few.besides, more.besides)
-    seconds = few.first + len(rounds) * every_round
+    seconds = few.first + rounds * every_round
     up = down = 0
     for seen in few.others:
         if seen.phase.name in ASKING:  # a selection asks clients in every round
-            up += len(rounds) * seen.costs.bytes_up
-            down += len(rounds) * seen.costs.bytes_down
+            up += rounds * seen.costs.bytes_up
+            down += rounds * seen.costs.bytes_down
     for phase, short, long in zip(method.phases, few.phases, more.phases, strict=True):
         if short and long:
-            times, costs = counts[id(phase)], short[0].costs
+            times, costs = phase.repeat.total(done + 1, last), short[0].costs
+            if phase is method.judging:
+                times = rounds * method.evaluations
             steps = statistics.fmean(phase.reads.count(n) for n in sizes)
             seconds += times * _seconds(short, long, steps)
             up, down = up + times * costs.bytes_up, down + times * costs.bytes_down

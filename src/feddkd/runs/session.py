@@ -19,7 +19,9 @@ from feddkd.runs import checkpoint
 from feddkd.runs.checkpoint import Writer
 from feddkd.runs.circumstances import circumstances
 from feddkd.runs.description import RunDescription
+from feddkd.runs.lock import BusyError
 from feddkd.runs.prepare import Prepared
+from feddkd.runs.record import finished_summary
 from feddkd.runs.recorder import PRIVATE, Recorder
 from feddkd.runs.signals import Enough, Halt, Halted
 from feddkd.runs.summary import summarise
@@ -78,6 +80,7 @@ class Session:
     snapshots: Sequence[Snapshot] = ()
     every: Every = OFTEN
     until: int | None = None  # stop after this round, to continue another time
+    replaces: bool = False  # whether finished runs in the folders are run again
     keep_private: bool = False  # whether the record keeps the tensors that clients keep
     histories: list[list[Row]] = field(default_factory=list)
     stopped: str | None = None  # why the runs end before their last round
@@ -126,6 +129,9 @@ class Session:
         """Make or reopen all folders, then yield an event for each run."""
         for recorder in self.recorders:
             recorder.take()
+        for folder, run in zip(self.folders, self.descriptions, strict=True):
+            if not self.replaces and finished_summary(folder, run.digest) is not None:
+                raise BusyError(f"another process has finished {folder} meanwhile")
         for at, recorder in enumerate(self.recorders):
             description, federation = self.descriptions[at], self.job.starts[at].federation
             manifest = {**description.manifest, **self.around}

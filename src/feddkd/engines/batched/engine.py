@@ -25,11 +25,12 @@ from feddkd.engines.batched.folds import (
 )
 from feddkd.engines.batched.gradients import Gradients
 from feddkd.engines.batched.lanes import BatchTable, Lane, Store
-from feddkd.engines.batched.memory import Planner, ran_out
+from feddkd.engines.batched.memory import Planner
 from feddkd.engines.batched.strategies import StrategyChooser
 from feddkd.engines.client import client_weights, gather, retained, with_facts
 from feddkd.engines.interface import Order, Reply
 from feddkd.engines.local import LocalEngine
+from feddkd.engines.memory import ran_out
 from feddkd.errors import unknown
 from feddkd.method import Exchange, Fold, Gradient, Phase, probing
 from feddkd.method.compression import opened
@@ -138,7 +139,7 @@ class Batched(LocalEngine):
                 uploads.append(self._fold_chunk(exchange, client, orders, chunk))
                 start += len(chunk)
                 continue
-            except RuntimeError as error:
+            except (RuntimeError, MemoryError) as error:
                 if len(chunk) == 1 or not ran_out(error):
                     raise
             # outside of `except`: there the error still holds the tensors that did not fit
