@@ -131,7 +131,7 @@ def test_a_run_is_that_of_the_plain_loop(piece: str, engine: str) -> None:
         ("topk(share=0.1)", 6 * (4 + 4)),
     ],
 )
-@pytest.mark.parametrize("engine", ["serial", "batched", "pool"])
+@pytest.mark.parametrize("engine", ["serial", "batched"])
 def test_bytes_are_those_of_the_messages(piece: str, each: int, engine: str) -> None:
     net, data = network(), clients()
     row = run(f"{FEDDKD} | {piece}", data, net, engine=engine, dtype="float32").history[-1]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 from torch import Tensor
@@ -45,6 +45,7 @@ def test_multi_krum_without_faults_is_the_mean(m: int, seed: int) -> None:
     assert torch.equal(multi_krum(updates, NOTHING, faulty=0), updates.mean(0))
 
 
+@settings(max_examples=20)
 @given(m=st.integers(5, 9), seed=st.integers(0, 10**6))
 def test_the_geometric_median_has_the_least_sum_of_distances(m: int, seed: int) -> None:
     updates = drawn(m, seed, width=3)

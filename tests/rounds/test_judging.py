@@ -33,7 +33,14 @@ def run(method: str, **options: Any) -> Result:
     )
 
 
-@pytest.mark.parametrize("method", [f"fedavg({LOCAL})", f"fedavg({LOCAL}) | dkd(steps=1, lr=0.1)"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        f"fedavg({LOCAL})",
+        f"fedavg({LOCAL}) | dkd(steps=1, lr=0.1)",
+        f"fedavg({LOCAL}) | dkd(steps=1, lr=0.1) | fine_tune({LOCAL})",
+    ],
+)
 def test_the_rounds_that_are_evaluated_are_those_of_a_run_that_evaluates_all(method: str) -> None:
     whole, some = run(method), run(method, evaluate_every=3)
     assert distance(some.params, whole.params) == 0
@@ -57,8 +64,10 @@ def test_the_rounds_that_are_evaluated_are_those_of_a_run_that_evaluates_all(met
     assert some.summary["final_test_accuracy"] == whole.history[-1]["test_accuracy"]
 
 
-def test_some_clients_stand_for_all() -> None:
-    method = f"local_only({LOCAL})"
+@pytest.mark.parametrize(
+    "method", [f"local_only({LOCAL})", f"fedavg({LOCAL}) | fine_tune({LOCAL})"]
+)
+def test_some_clients_stand_for_all(method: str) -> None:
     whole, some = run(method), run(method, evaluate_clients=0.4)
     chosen = Judging(clients=0.4).chosen(5)
     assert len(chosen) == 2

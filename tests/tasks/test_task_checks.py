@@ -143,7 +143,10 @@ def refuses(method: str, task: str) -> bool:
 @pytest.mark.parametrize("task", REFUSED)
 def test_the_methods_that_a_task_cannot_have_are_refused_by_name(task: str) -> None:
     assert set(REFUSED) == set(TASKS)
-    assert {method for method in METHODS if refuses(method, task)} == REFUSED[task]
+    refused = {method for method in METHODS if refuses(method, task)}
+    assert refused >= REFUSED[task]
+    assert not refused & {"fedavg", "fedprox", "scaffold", "dkd", "local_only", "centralised"}
+    assert task != "classification" or not refused
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,23 @@
 """Every task with four methods: each engine gives what plain PyTorch gives, in float64 to 1e-12."""
 
+import math
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
-from feddkd import Experiment
+from feddkd import Experiment, simulate
 from feddkd.runs.prepare import Prepared, prepare
 from feddkd.runs.session import job
 from feddkd.simulation import Simulation
 from feddkd.trees import take
 from plain_tasks import METHODS, PlainTaskRun
 from small import distance
-from small_tasks import SMALL, registered
+from small_tasks import SMALL, MeanOfPast, registered
 
 ROUNDS, COHORT, SEEDS = 2, 3, (3, 4)
 
@@ -70,6 +73,27 @@ def check(kind: str, method: str, engine: str, seeds: tuple[int, ...], **options
         assert distance(dict(run.state["params"]), wanted) < 1e-12
         assert rows[-1][run.index]["test_loss"] == pytest.approx(loss, rel=1e-12)
     assert len(rows) == ROUNDS
+
+
+def test_the_loss_of_several_batches_is_a_mean_over_tokens() -> None:
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randint(1, 7, (1500, 6), generator=draw)
+    y = torch.randint(1, 7, (1500, 6), generator=draw)
+    y[:1000, 1:] = 0  # in the first batch of an evaluation few tokens count
+    y[1000:] = x[1000:]
+    net = MeanOfPast().double()
+    result = simulate(
+        model=net,
+        clients=[(x[:20], y[:20])],
+        test=(x, y),
+        task="language(padding=0)",
+        method="fedavg(steps=1, lr=0.5)",
+        engine="serial",
+    )
+    net.load_state_dict(result.state_dict())
+    exact = cross_entropy(net(x).flatten(0, 1), y.flatten(), ignore_index=0).item()
+    assert result.history[0]["test_loss"] == pytest.approx(exact, rel=1e-12)
+    assert result.history[0]["test_perplexity"] == pytest.approx(math.exp(exact), rel=1e-12)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -64,7 +64,8 @@ def play(
         partial(begin_round, engine, selection, cohort=cohort),
         partial(measure, engine, protocol=protocol, metrics=metrics, sample=sample, rule=judging),
         diagnostics,
-        partial(judging.is_due, last=last),
+        judging,
+        last,
         protocol is not Protocol.GLOBAL,
     )
     play_round = loop.round if tolerance.on_divergence == "continue" else loop.checked_round
@@ -93,7 +94,8 @@ class Loop:
     begin: Callable[..., list[Turn]]  # (runs, round) -> their turns, with the selected clients
     measure: Measure
     diagnostics: bool
-    is_judged: Callable[[int], bool]  # whether a round is evaluated
+    judging: Judging
+    last: int  # the last round
     judges_clients: bool = False  # the clients' own models are judged, not the global one
 
     @property
@@ -144,21 +146,28 @@ class Loop:
         return turns
 
     def _prepare_clients(self, turns: Sequence[Turn], step: int) -> None:
-        """Let all clients do the method's phase before their models are judged, if it has one.
+        """Let clients do the method's phase before their models are judged, if it has one.
 
         `step` counts the evaluations of a round; random draws follow it.
         """
         phase = self.method.judging
-        if phase is None or not turns or not self.judges_clients:
+        if phase is None or not self.judges_clients or not self._is_judged(turns):
             return
         exchange = Exchange(phase, step=step, steps=2, retain=self.method.held)
-        orders = [prepare_order(exchange, turn, self.engine) for turn in turns]
+        orders = []
+        for turn in turns:
+            clients = self.judging.chosen(len(self.engine.sizes(turn.run.index)))
+            orders.append(prepare_order(exchange, turn, clients))
         self.engine.exchange(exchange, orders)
+
+    def _is_judged(self, turns: Sequence[Turn]) -> bool:
+        """Return True if there are runs left and their round is evaluated."""
+        return bool(turns) and self.judging.is_due(turns[0].round, self.last)
 
     def _judge(self, turns: Sequence[Turn], prefix: str = "") -> None:
         """Evaluate the models and enter the metrics in the rows."""
         states = [(turn.run.index, turn.run.state) for turn in turns]
-        if not states or not self.is_judged(turns[0].round):
+        if not self._is_judged(turns):
             return
         _enter(turns, f"{prefix}test", self.measure(states, source="test"))
         if all(turn.run.has_validation for turn in turns):
