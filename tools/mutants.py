@@ -166,7 +166,7 @@ MUTANTS = [
            "and self._members.name(headers) is None", "and False", DOOR),
     Mutant("requests of unknown length have no end", "flower/deployment/gateway.py", "if received <= most", "if True", DOOR),
     Mutant("uploads over the wire are not looked at", "flower/engine.py",
-           "check(upload, pattern, finite=training)", "upload", FLOWER),
+           "check(unpack(content, self.most), pattern, finite=training)", "unpack(content, self.most)", FLOWER),
     Mutant("a client that has not begun holds nothing", "flower/engine.py",
            "expects=self.held.get(client, FIRST),", "expects=self.held.get(client, FIRST) or NOTHING,", FLOWER),
     Mutant("uploads go out without their masks", "flower/client_masking.py",

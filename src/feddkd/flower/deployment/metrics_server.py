@@ -41,7 +41,7 @@ def _metrics(folder: Path) -> str:
 
 
 def _open(folder: Path, port: int) -> ThreadingHTTPServer:
-    class Handler(BaseHTTPRequestHandler):
+    class MetricsHandler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             pages: dict[str, Callable[[], str]] = {
                 "/health": lambda: "ok\n",
@@ -59,6 +59,6 @@ def _open(folder: Path, port: int) -> ThreadingHTTPServer:
             pass
 
     try:
-        return ThreadingHTTPServer((HERE, port), Handler)
+        return ThreadingHTTPServer((HERE, port), MetricsHandler)
     except (OSError, OverflowError) as error:
         raise InputError(f"cannot listen on {HERE}:{port}: {error}; see --metrics") from None
