@@ -16,7 +16,7 @@ SOURCE = ROOT / "src" / "feddkd"
 # Imports go one way: a package may import those on the lines above it, and nothing from its own
 # line but itself.
 LEVELS = [
-    ["errors", "version", "randomness", "tensors", "trees", "old_paths"],
+    ["errors", "version", "randomness", "tensors", "trees", "old_paths", "process_lock"],
     ["spec"],
     ["tasks"],
     ["data", "models"],
@@ -30,7 +30,10 @@ LEVELS = [
     ["cli"],
 ]
 # of methods/
-INFRASTRUCTURE = ("local", "registry", "aggregation", "losses", "teachers", "unit_matching")
+INFRASTRUCTURE = (
+    "local", "registry", "aggregation", "defences", "losses", "personal", "teachers",
+    "unit_matching",
+)  # fmt: skip
 LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}
 FILES = sorted(SOURCE.rglob("*.py"))
 FLOWER = [*(SOURCE / "flower").rglob("*.py")]  # which alone may import flwr

@@ -17,7 +17,7 @@ import torch
 from damaged import DAMAGE, finished_run, halted_run, outcome
 from interrupted import content
 
-SEED = 0
+SEED = int(sys.argv[2]) if sys.argv[2:] else 0
 SHARES = {"flip": 10}  # flips are this many times as frequent as each other kind
 
 

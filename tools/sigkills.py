@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 import traceback
+from contextlib import suppress
 from itertools import cycle, islice
 from pathlib import Path
 
@@ -22,7 +23,8 @@ import torch
 from feddkd.runs.runner import execute
 from interrupted import ENGINES, METHODS, OFTEN, content, experiment
 
-SEED = 0
+SEED = int(sys.argv[2]) if sys.argv[2:] else 0
+SOON = 2.0  # seconds in which the workers of a killed process must have ended
 
 
 def start(method: str, engine: str, out: Path) -> int:
@@ -31,6 +33,7 @@ def start(method: str, engine: str, out: Path) -> int:
     if child:
         return child
     try:
+        os.setpgid(0, 0)  # workers are in the same group
         runs = [experiment(METHODS[method], seed=seed, split_seed=0) for seed in (0, 1)]
         execute(runs, out=out, every=OFTEN, **ENGINES[engine])
         status = 0
@@ -54,7 +57,23 @@ def kill(method: str, engine: str, out: Path, after: float) -> bool:
     time.sleep(after)
     os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
+    until = time.perf_counter() + SOON
+    while left := living(child):
+        if time.perf_counter() > until:
+            sys.exit(f"{method} on {engine}: processes {left} outlive their parent (seed {SEED})")
+        time.sleep(0.02)
     return os.WIFSIGNALED(status)
+
+
+def living(group: int) -> list[str]:
+    """Return the processes of a group that have not ended."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has just ended
+            state, _, its_group, *_ = path.read_text().rsplit(")", 1)[1].split()
+            if state != "Z" and its_group == str(group):
+                found.append(path.parent.name)
+    return found
 
 
 def main(kills: int) -> None:

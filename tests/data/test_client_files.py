@@ -142,6 +142,38 @@ def test_each_text_of_a_folder_is_a_client(tmp_path: Path) -> None:
     assert "".join(data.labels) == " abdeghlnosy"
 
 
+def test_arrays_in_a_file_may_have_owners(tmp_path: Path) -> None:
+    arrays: dict[str, Any] = {
+        "x_train": np.arange(12.0).reshape(6, 2),
+        "y_train": np.arange(6) % 2,
+        "owner_train": np.array([7, 9, 7, 9, 7, 9]),
+        "x_test": np.zeros((2, 2)),
+        "y_test": np.array([0, 1]),
+        "owner_test": np.array([9, 7]),
+    }
+    np.savez(tmp_path / "a.npz", **arrays)
+    data = load("npz(path='a.npz')", tmp_path)
+    assert data.domains == ("7", "9")
+    assert data.train.domain is not None
+    assert data.test.domain is not None
+    assert (data.train.domain.tolist(), data.test.domain.tolist()) == ([0, 1] * 3, [1, 0])
+    np.savez(tmp_path / "b.npz", **{**arrays, "owner_test": np.array([9])})
+    with pytest.raises(InputError, match="2 examples need 2 owners"):
+        load("npz(path='b.npz')", tmp_path)
+
+
+def test_the_owner_of_a_row_is_another_word_for_its_domain(tmp_path: Path) -> None:
+    rows = "".join(f"{n},{'xy'[n % 2]},{'AB'[n // 20]}\n" for n in range(40))
+    (tmp_path / "a.csv").write_text(f"a,label,who\n{rows}")
+    one, other = (
+        load(f"csv(path='a.csv', {word}='who')", tmp_path) for word in ("owner", "domain")
+    )
+    assert one.digest == other.digest
+    assert one.domains == ("A", "B")
+    with pytest.raises(InputError, match="one of them"):
+        load("csv(path='a.csv', owner='who', domain='who')", tmp_path)
+
+
 def draw_masks(folder: Path, owners: list[str]) -> None:
     image = pytest.importorskip("PIL.Image")
     for number, owner in enumerate(owners):

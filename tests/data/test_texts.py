@@ -3,10 +3,13 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from feddkd.data.examples import Data
 from feddkd.data.sources import SOURCES
+from feddkd.data.sources.packed import pack
+from feddkd.errors import InputError
 from feddkd.experiment import Experiment
 from feddkd.runs.prepare import prepare
 
@@ -80,3 +83,36 @@ def test_every_speaker_becomes_a_client_with_tests_of_its_own(tmp_path: Path) ->
     for client, (train, test) in enumerate(zip(federation.train, federation.own_test, strict=True)):
         assert set(domains[train]) == set(domains[test]) == {client}
     assert federation.held_by(ready.data.class_names)[0] == ("examples",)
+
+
+SEVERAL = """
+import pytest
+import torch
+from torch import nn
+
+def data():
+    x = {"a": torch.randn(30, 3), "b": torch.randn(30, 2)}
+    return (x, torch.arange(30) % 2), (x, torch.arange(30) % 2)
+
+class Both(nn.Linear):
+    def forward(self, a, b):
+        return super().forward(torch.cat([a, b], 1))
+
+def network(shape, classes):
+    return Both(5, classes)
+"""
+
+
+def test_a_file_may_give_examples_of_several_tensors(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(SEVERAL)
+    experiment = Experiment(
+        "fedavg(epochs=1)",
+        data=f"{tmp_path / 'own.py'}:data",
+        partition="iid()",
+        clients=2,
+        model=f"{tmp_path / 'own.py'}:network",
+    )
+    ready = prepare(experiment, None)
+    assert ready.federation.shape == {"a": (3,), "b": (2,)}
+    with pytest.raises(InputError, match="only examples of one tensor can be packed"):
+        pack(ready.data, experiment.parsed_data, np.arange(3), np.arange(3), tmp_path / "packed")

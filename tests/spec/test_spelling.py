@@ -118,8 +118,10 @@ def test_a_composed_method_is_spelled_by_its_parts(parts: list[tuple[str, dict[s
     for name, options in parts[1:]:
         try:
             made = made | METHODS[name](**options)
-        except InputError as error:  # dkd has no shared model to teach beside feddistill
-            assume("whole models stay with the clients" not in str(error))
+        except InputError as error:  # dkd has no shared model to teach beside feddistill, and a
+            # client is judged by one personal model
+            refusals = ("whole models stay with the clients", "personal model", "whole model of")
+            assume(not any(words in str(error) for words in refusals))
             raise
     assert parse(str(made)) == made
     assert str(parse(str(made))) == str(made)

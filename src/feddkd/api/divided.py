@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from feddkd.data import federation
-from feddkd.data.conversion import has_axes, in_words, is_data_set, is_pair
+from feddkd.data.conversion import has_axes, in_words, is_data_set, is_pair, joined
 from feddkd.data.examples import Data, Examples, examples, from_arrays
-from feddkd.data.federation import Federation, assemble
+from feddkd.data.federation import Federation, assemble, of_parts
 from feddkd.data.partitions.registry import find_partition
 from feddkd.data.sources.python_source import find_source
 from feddkd.data.transforms import transform
@@ -84,11 +84,15 @@ def gathered(
     _check_clients(clients)
     own = [] if client_tests is None else list(client_tests)
     _check_tests(test, own, len(clients), task)
-    read = partial(_examples, class_labels="labels" in task.offers)
-    parts = [read(client, f"client {k}") for k, client in enumerate(clients)]
-    parts += [read(part, f"client_tests, client {k}") for k, part in enumerate(own)]
     others = {"test": test, "validation": validation, "public": public}
     given = {name: part for name, part in others.items() if part is not None}
+    class_labels = "labels" in task.offers
+    together = _read_together(clients, own, given, class_labels)
+    if together is not None:
+        return together
+    read = partial(_examples, class_labels=class_labels)
+    parts = [read(client, f"client {k}") for k, client in enumerate(clients)]
+    parts += [read(part, f"client_tests, client {k}") for k, part in enumerate(own)]
     parts, steps = with_versions([*parts, *(read(part, name) for name, part in given.items())])
     ends = len(clients), len(clients) + len(own)
     rest = dict(zip(given, parts[ends[1] :], strict=True))
@@ -99,6 +103,27 @@ def gathered(
         transform(steps),
         rest.get("public"),
         parts[ends[0] : ends[1]],
+    )
+
+
+def _read_together(
+    clients: Sequence[Any], own: Sequence[Any], others: Mapping[str, Any], class_labels: bool
+) -> Federation | None:
+    """Return the federation of arrays of one kind: checked at once, for many clients.
+
+    None if they are something else, or wrong; then the parts are read one by one, and an error
+    names the part.
+    """
+    pair = joined([*clients, *own, *others.values()]) if clients else None
+    if pair is None:
+        return None
+    try:
+        whole = examples(pair, class_labels)
+    except InputError:
+        return None
+    sizes = [[len(y) for _, y in parts] for parts in (clients, own, others.values())]
+    return of_parts(
+        whole, sizes[0], sizes[1], dict(zip(others, sizes[2], strict=True)), transform("")
     )
 
 

@@ -11,7 +11,7 @@ from feddkd.api.records import LoadedRuns, load_folders
 from feddkd.errors import InputError, RunError
 from feddkd.experiment import Experiment
 from feddkd.experiment import load as load_experiments
-from feddkd.rounds.loop import warn_of_one_client
+from feddkd.rounds.remarks import remark
 from feddkd.runs.record import folder_name
 from feddkd.runs.runner import How, play_all
 from feddkd.runs.session import Every, RoundPlayed, RunEnded
@@ -79,7 +79,7 @@ def run(
 def _experiments(given: Any) -> list[Experiment]:
     """Return the experiments of a value, of a file, or of a list of these."""
     if isinstance(given, Experiment):
-        warn_of_one_client(given.cohort, given.clients)
+        remark([(given.parsed_method, given.cohort, given.clients)])
         return [given]
     if isinstance(given, str | Path):
         return load_experiments(Path(given))

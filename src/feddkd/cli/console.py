@@ -63,8 +63,11 @@ def summary(registry: "Registry[Any]", name: str) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Return a duration in seconds, minutes or hours."""
+    """Return a duration in seconds, minutes, hours, days or years."""
     if seconds < 60:
         return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
     hours, minutes = divmod(round(seconds / 60), 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
+    if hours < 72:
+        return f"{hours} h {minutes} min" if hours else f"{minutes} min"
+    days = hours / 24
+    return f"{days:.0f} days" if days < 730 else f"{days / 365.25:.3g} years"

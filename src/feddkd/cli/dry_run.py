@@ -9,7 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from feddkd.cli.console import clock
-from feddkd.engines.batched.memory import in_words
+from feddkd.engines.memory import in_words
 from feddkd.experiment import Experiment
 from feddkd.runs import checkpoint
 from feddkd.runs.forecast import forecast
@@ -18,6 +18,19 @@ from feddkd.runs.runner import How, lock_step
 
 # a sweep with at least this many rounds in all runs gets a forecast before it starts
 LONG = 1000
+# the same for steps of a client, on all devices
+VAST = 1_000_000
+
+
+def worth_a_forecast(experiments: Sequence[Experiment], until: int | None, device: str) -> bool:
+    """Return whether a sweep gets a forecast before it starts."""
+    rounds = sum(experiment.length(until) for experiment in experiments)
+    steps = sum(
+        phase.repeat.total(1, experiment.length(until)) * (phase.reads.steps or phase.reads.epochs)
+        for experiment in experiments
+        for phase in experiment.parsed_method.phases
+    )
+    return steps >= VAST or (device == "cpu" and rounds >= LONG)
 
 
 def plan(experiments: Sequence[Experiment], places: Sequence[Path], how: How) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from rich.progress import (
 )
 
 from feddkd.cli.console import clock, console
-from feddkd.engines.batched.memory import in_words, peak_memory
+from feddkd.engines.memory import in_words, peak_memory
 from feddkd.experiment import Experiment
 from feddkd.rounds.loop import Row
 from feddkd.rounds.metrics import headline
@@ -54,6 +54,8 @@ class Follower:
         self.rounds += 1
         metric = headline([row])
         speed = f", {self.images / self.seconds:,.0f} images/s" if self.images else ""
+        if metric.test_key not in row:
+            return f"not evaluated{speed}"
         value, digits = row[metric.test_key], metric.digits - 1
         gain = ""
         if metric.average_key in row:

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, get_type_hints
@@ -10,12 +11,14 @@ import torch
 import typer
 
 from feddkd.cli.console import AsJson, DataDir
+from feddkd.errors import InputError
 from feddkd.experiment import Experiment
 from feddkd.runs.runner import How, in_precision
 from feddkd.runs.session import Every
 
 Threads = Annotated[
-    int | None, typer.Option(min=1, help="CPU threads; 1 is fastest for small networks.")
+    int | None,
+    typer.Option(min=1, max=1024, help="CPU threads; 1 is fastest for small networks."),
 ]
 EveryRounds = Annotated[
     int | None,
@@ -59,11 +62,16 @@ class RunOptions:
             metavar="NAME", help="Also log rounds to csv, tensorboard, mlflow or wandb; repeatable."
         ),
     ] = None
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Run also what takes more than a day by the forecast.")
+    ] = False
     as_json: AsJson = False
 
     @property
     def every(self) -> Every:
         """The times at which checkpoints are written."""
+        if math.isnan(self.every_minutes):
+            raise InputError("--every-minutes must be a number of minutes, not nan")
         return Every(self.every_rounds, self.every_minutes)
 
     def how(

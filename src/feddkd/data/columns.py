@@ -14,7 +14,7 @@ from feddkd.errors import InputError, unknown
 from feddkd.trees import Tree
 
 
-class Column(NamedTuple):
+class DataColumn(NamedTuple):
     """The values of a column."""
 
     name: str
@@ -61,13 +61,13 @@ def columns_of(table: Any) -> dict[str, Any]:
     return {str(name): table[name] for name in names}
 
 
-def read_column(table: Any, name: str) -> Column:
+def read_column(table: Any, name: str) -> DataColumn:
     """Return a column of a table; raise InputError if there is none, or if a value is missing."""
     columns = columns_of(table)
     if name not in columns:
         raise unknown(f"the table has no column {name!r}", name, columns, "it has")
     labels = getattr(getattr(table, "features", {}).get(name), "names", None) or ()
-    return Column(name, _values(name, columns[name]), tuple(labels))
+    return DataColumn(name, _values(name, columns[name]), tuple(labels))
 
 
 def _values(name: str, given: Any) -> Any:

@@ -11,6 +11,8 @@ from feddkd.data.sequences import differ_in_length, padded
 from feddkd.errors import InputError
 from feddkd.trees import Tree, kind_in_words, map_tensors
 
+# the types of numbers of which an array and a tensor can share the memory
+PLAIN = tuple(np.dtype(kind) for kind in ("f4", "f8", "u1", "i4", "i8", "?"))
 TABLES = ("DataFrame", "Dataset", "DatasetDict", "Table", "LazyFrame")  # of other packages
 
 
@@ -90,6 +92,39 @@ def _stack(trees: Sequence[Tree], side: int) -> Tree:
             f" {len(kinds)} shapes"
         )
     return map_tensors(lambda *tensors: torch.stack(tensors), *trees)
+
+
+def joined(pairs: Sequence[Any]) -> tuple[Any, Any] | None:
+    """Return pairs (x, y) of arrays as one pair; None if they are not all of one kind."""
+    kinds = {_kind_of_pair(pair) for pair in pairs}
+    if len(kinds) != 1 or None in kinds:
+        return None
+    x, y = (_joined([pair[side] for pair in pairs]) for side in (0, 1))
+    return x, y
+
+
+def _kind_of_pair(pair: Any) -> tuple[Any, ...] | None:
+    """Return the type of the numbers of a pair and the shape of one example; None: no arrays."""
+    if type(pair) is not tuple or len(pair) != 2 or type(pair[0]) is not type(pair[1]):
+        return None
+    x, y = pair
+    if type(x) is not np.ndarray and not (type(x) is Tensor and _is_plain(x) and _is_plain(y)):
+        return None
+    if not x.ndim or not y.ndim or not len(x) == len(y) > 0:
+        return None
+    return type(x), x.dtype, x.shape[1:], y.dtype, y.shape[1:]
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.is_cpu and tensor.layout == torch.strided
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    """Return arrays one after the other, as a tensor where torch knows the type of the numbers."""
+    if isinstance(parts[0], Tensor):
+        return torch.cat([part.detach() for part in parts])
+    whole = np.concatenate(parts)
+    return torch.from_numpy(whole) if whole.dtype in PLAIN else whole
 
 
 def tree_of(value: Any, what: str) -> Tree:

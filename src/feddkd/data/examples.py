@@ -98,7 +98,7 @@ def examples(source: Any, class_labels: bool | None = True) -> Examples:
     They are given as a pair (x, y), or as a map-style data set whose items are such pairs. x is a
     tensor or an array, or a tuple or a dict of them; y is one of class labels, or with
     class_labels=False whatever the task takes. With None y decides: one whole number for each
-    example, not negative, is a class label.
+    example is a class label.
     """
     if isinstance(source, Examples):
         read = _checked(source.x, source.y, source.domain, class_labels)
@@ -151,10 +151,10 @@ def alike(parts: Sequence[Examples]) -> list[Examples]:
 
 
 def _are_labels(y: Tree) -> bool:
-    """Return whether targets can be class labels: one whole number for each example."""
-    if not isinstance(y, Tensor) or y.ndim != 1 or y.dtype == torch.bool or not len(y):
+    """Return whether targets are meant as class labels: one whole number for each example."""
+    if not isinstance(y, Tensor) or y.ndim != 1:
         return False
-    return bool(((y >= 0) & (y < MOST_CLASSES) & (y == y.floor())).all())
+    return not y.is_floating_point() or bool(((y >= 0) & (y == y.floor())).all())
 
 
 def _checked(x: Tree, y: Tree, domain: Tensor | None, class_labels: bool | None) -> Examples:

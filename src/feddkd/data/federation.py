@@ -3,7 +3,7 @@
 No other module decides which example belongs to whom.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -362,23 +362,39 @@ def assemble(
     given = {name: part for name, part in others.items() if part is not None}
     parts = alike([*clients, *client_tests, *given.values()])
     _check_alike(parts)
-    ends = np.cumsum([len(part) for part in parts])
-    ranges = [np.arange(end - len(part), end) for part, end in zip(parts, ends, strict=True)]
-    trains, tests = ranges[: len(clients)], ranges[len(clients) : -len(given) or None]
-    named = dict(zip(given, ranges[len(ranges) - len(given) :], strict=True))
-    none = np.arange(0)
-    y = cat([part.y for part in parts])
+    whole = Examples(cat([part.x for part in parts]), cat([part.y for part in parts]))
+    sizes = [len(part) for part in parts]
+    ends = len(clients), len(clients) + len(client_tests)
+    named = dict(zip(given, sizes[ends[1] :], strict=True))
+    return of_parts(whole, sizes[: ends[0]], sizes[ends[0] : ends[1]], named, transform)
+
+
+def of_parts(
+    whole: Examples,
+    clients: Sequence[int],
+    client_tests: Sequence[int],
+    others: Mapping[str, int],
+    transform: Transform,
+) -> Federation:
+    """Return the federation of examples that lie one part after the other.
+
+    The sizes of the parts: those of the clients, of their tests, and of the others by name.
+    """
+    positions, trained, tested = np.arange(len(whole)), sum(clients), sum(client_tests)
+    ends = np.cumsum([trained + tested, *others.values()])
+    named = dict(zip(others, np.split(positions, ends)[1:-1], strict=True))
+    own, y = positions[trained : trained + tested], whole.y
     has_labels = isinstance(y, Tensor) and y.dim() == 1 and not y.is_floating_point()
     return Federation(
-        x=cat([part.x for part in parts]),
+        x=whole.x,
         y=y,
         classes=int(y.max()) + 1 if has_labels else 0,
         transform=transform,
-        train=IndexLists.of(trains),
-        own_test=IndexLists.of(tests) if tests else None,
-        validation=named.get("validation", none),
-        test=named["test"] if "test" in named else np.concatenate(tests),
-        public=named.get("public", none),
+        train=IndexLists(positions[:trained], clients),
+        own_test=IndexLists(own, client_tests) if client_tests else None,
+        validation=named.get("validation", positions[:0]),
+        test=named.get("test", own),
+        public=named.get("public", positions[:0]),
     )
 
 

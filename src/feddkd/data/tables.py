@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from feddkd.data.batches import Indices
-from feddkd.data.columns import Column, chosen_names, columns_of, read_column
+from feddkd.data.columns import DataColumn, chosen_names, columns_of, read_column
 from feddkd.data.examples import Data, Examples, from_arrays
 from feddkd.data.federation import stratified
 from feddkd.data.text import encoded, next_characters, vocabulary
@@ -161,7 +161,7 @@ def _read(
     return _Read(encoded(text, characters, length), goal, labels, class_labels, every, note)
 
 
-def _joined(tables: Sequence[Any], name: str) -> Column:
+def _joined(tables: Sequence[Any], name: str) -> DataColumn:
     """Return a column with the rows of all tables."""
     parts = [read_column(table, name) for table in tables]
     values = [part.values for part in parts]
@@ -170,7 +170,7 @@ def _joined(tables: Sequence[Any], name: str) -> Column:
     return parts[0]._replace(values=[row for value in values for row in value])
 
 
-def _inputs(columns: Sequence[Column]) -> Tree:
+def _inputs(columns: Sequence[DataColumn]) -> Tree:
     if not columns:
         raise InputError("no column is left for x: name the columns of inputs")
     if all(column.numeric for column in columns):
@@ -181,7 +181,7 @@ def _inputs(columns: Sequence[Column]) -> Tree:
     return {column.name: column.tensor() for column in columns}
 
 
-def _targets(columns: Sequence[Column], targets: Targets) -> tuple[Tree, tuple[str, ...], bool]:
+def _targets(columns: Sequence[DataColumn], targets: Targets) -> tuple[Tree, tuple[str, ...], bool]:
     """Return the targets, the names of their classes, and whether they are class labels."""
     if len(columns) > 1:
         parts = [column.tensor(target=True) for column in columns]

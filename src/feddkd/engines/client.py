@@ -1,7 +1,6 @@
 """One client's computation in an exchange, and the gathering of uploads: shared by all engines."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -11,31 +10,13 @@ from feddkd.data.batches import Indices, draw
 from feddkd.data.federation import Federation
 from feddkd.method import Batch, Collect, Fold, Phase, probing
 from feddkd.models.functional import Model
-from feddkd.randomness import Key, fold, step_keys
+from feddkd.randomness import Key, step_keys
 from feddkd.tensors import Groups, Tensors, weighted_mean
 from feddkd.trees import take
 
 ALL = slice(None)
 # (model, client half, sent, carry, batches) -> carry
 RunFold = Callable[[Model, Fold, Groups, Groups, Iterable[Batch]], Groups]
-
-
-@contextmanager
-def seeded(key: Key, device: torch.device) -> Iterator[None]:
-    """Seed torch's own generator with the key, and restore it afterwards.
-
-    Draws of a network in forward follow the key without it. It keeps a method whose own step draws
-    from the generator repeatable on the serial engine; `check_method` fails such a method.
-    """
-    on_gpu = device.type == "cuda"
-    with torch.random.fork_rng(devices=[device] if on_gpu else []):
-        # not torch.manual_seed: without a GPU it keeps a stack trace of every call, to seed a GPU
-        # that might be initialised later
-        source = (
-            torch.cuda.default_generators[device.index or 0] if on_gpu else torch.default_generator
-        )
-        source.manual_seed(fold(key))
-        yield
 
 
 def run_fold(
@@ -63,6 +44,7 @@ def answer(
 
     `which` selects the batches; `fold_runner` carries a fold through them.
     """
+    memo = with_facts(phase, memo, federation, client)
     indices = federation.indices(phase.reads.source, client)
     drawn = draw(phase.reads, len(indices), key)
     numbers = step_keys(key, len(drawn))
@@ -86,6 +68,20 @@ def answer(
     if probe := probing(phase):
         upload |= answer(model, probe, sent, memo, federation, client, key, dtype)[0]
     return upload, memo
+
+
+def with_facts(phase: Phase, memo: Groups, federation: Federation, client: int) -> Groups:
+    """Return a client's memo with the facts of its examples that the phase asks for."""
+    if not phase.facts:
+        return memo
+    indices, device = federation.indices(phase.reads.source, client), federation.device
+    facts: dict[str, Tensor] = {}
+    if "batches" in phase.facts:
+        facts["batches"] = torch.tensor(phase.reads.batches_an_epoch(len(indices)), device=device)
+    if "labels" in phase.facts:
+        labels = take(federation.y, torch.from_numpy(indices).to(device))
+        facts["labels"] = torch.bincount(labels, minlength=federation.classes)
+    return {**memo, "facts": facts}
 
 
 def read(

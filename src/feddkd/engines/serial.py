@@ -14,13 +14,14 @@ from feddkd.engines.client import (
     gather,
     retained,
     run_fold,
-    seeded,
 )
 from feddkd.engines.interface import Order, Reply
 from feddkd.engines.local import LocalEngine
 from feddkd.errors import ClientError, InputError
 from feddkd.method import Exchange, Phase
-from feddkd.tensors import Groups, stack
+from feddkd.method.compression import opened
+from feddkd.models.own_generator import OwnGenerator
+from feddkd.tensors import Groups, bytes_of, stack
 
 
 @dataclass
@@ -45,8 +46,10 @@ class Serial(LocalEngine):
 
     def _gathered(self, phase: Phase, order: Order, uploads: Sequence[Groups]) -> Reply:
         examples = client_weights(self.federations[order.run], phase, order.cohort)
+        size = None if phase.codec is None else sum(map(bytes_of, uploads))
+        uploads = [opened(phase, upload, order.sent) for upload in uploads]
         stacked = {group: stack([upload[group] for upload in uploads]) for group in uploads[0]}
-        return Reply(order.cohort, gather(phase, stacked, examples))
+        return Reply(order.cohort, gather(phase, stacked, examples), uploaded=size)
 
     def _ask(
         self, phase: Phase, order: Order, client: int, memo: Groups, which: slice = ALL
@@ -56,11 +59,12 @@ class Serial(LocalEngine):
         federation = self.federations[order.run]
         given = (self.model, phase, order.sent, memo, federation, client, key, self.dtype)
         try:
-            with seeded(key, federation.device):
+            with OwnGenerator(key, federation.device):  # for methods whose own step draws
                 return answer(*given, self._fold_runner, which)
         except InputError:
             raise
         except Exception as error:
             raise ClientError(
-                f"client {client} failed in phase {phase.name!r}, key {key}: {error}"
+                f"client {client} failed in phase {phase.name!r}, key {key}:"
+                f" {error or type(error).__name__}"
             ) from error

@@ -46,10 +46,11 @@ from feddkd.flower.transport import (
     tensor_record,
 )
 from feddkd.flower.upload_bounds import believable
-from feddkd.flower.wire import FIRST, MOST, NOTHING, check, pack, printable, unpack
+from feddkd.flower.wire import FIRST, MOST, NOTHING, WireError, check, pack, printable, unpack
 from feddkd.method import Exchange
+from feddkd.method.compression import opened, problem_in
 from feddkd.models.functional import Model
-from feddkd.tensors import Groups, stack
+from feddkd.tensors import Groups, bytes_of, stack
 from feddkd.trees import first_tensor
 
 log = logging.getLogger(__name__)
@@ -60,6 +61,7 @@ class NodeAnswer(NamedTuple):
 
     upload: Groups
     held: str
+    size: int  # bytes of the tensors that travelled
 
 
 @dataclass
@@ -165,7 +167,7 @@ class Flower:
         for asked, message in self._transport.send(outgoing, self.deadline):
             late.pop((asked.order, asked.client), None)
             try:
-                received = self._received(exchange, asked.client, message, pattern)
+                received = self._received(exchange, orders[asked.order], asked, message, pattern)
             except Exception as error:  # whatever a node sends, it is that node's fault
                 self._blame(exchange, orders[asked.order], asked.client, error)
             else:
@@ -178,7 +180,12 @@ class Flower:
             for order, by_client in zip(orders, answers, strict=True)
         ]
         self.status.write()
-        return replies
+        if exchange.phase.codec is None:
+            return replies
+        return [
+            reply._replace(uploaded=sum(by_client[client].size for client in reply.clients))
+            for reply, by_client in zip(replies, answers, strict=True)
+        ]
 
     # --- one exchange
 
@@ -234,25 +241,33 @@ class Flower:
         return FederationFacts(shape, federation.classes, federation.transform.scale)
 
     def _received(
-        self, exchange: Exchange, client: int, message: Message, pattern: Groups
+        self,
+        exchange: Exchange,
+        order: Order,
+        asked: Outgoing,
+        message: Message,
+        pattern: Groups,
     ) -> NodeAnswer:
-        """Return a client's answer if it passes the checks of its form."""
+        """Return a client's answer, uncompressed, if it passes the checks of its form."""
         reply = ExchangeReply.read(json_in(message))
         training = exchange.retain is not None  # evaluation changes nothing
         if reply.lost:
             if training:
-                self.held.pop(client, None)
+                self.held.pop(asked.client, None)
             raise BlamelessError(
                 "it has lost what it kept (was its node restarted?); it misses this round and"
                 " starts from the beginning in the next"
             )
         if reply.bad_shares:
-            self._complaint(client, reply.bad_shares)
+            self._complaint(asked.client, reply.bad_shares)
         content = bytes_in(message.content)
         # an evaluation may answer with a loss that is not finite
         upload = check(unpack(content, self.most), pattern, finite=training)
-        self.status.answered(client, len(content))
-        return NodeAnswer(upload, str(reply.held))
+        if problem := problem_in(exchange.phase, upload, order.sent):
+            raise WireError(problem)
+        self.status.answered(asked.client, len(content))
+        whole = opened(exchange.phase, upload, order.sent)
+        return NodeAnswer(whole, str(reply.held), bytes_of(upload))
 
     def _complaint(self, client: int, dealers: Sequence[int]) -> None:
         """Raise BlamelessError: the client cannot open the shares that other clients sent it."""

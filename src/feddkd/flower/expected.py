@@ -7,11 +7,12 @@ import numpy as np
 import torch
 
 from feddkd.data.federation import Federation
-from feddkd.engines.client import answer, seeded
+from feddkd.engines.client import answer
 from feddkd.engines.interface import Order
 from feddkd.flower.wire import printable
 from feddkd.method import Exchange, Phase
 from feddkd.models.functional import Model
+from feddkd.models.own_generator import OwnGenerator
 from feddkd.tensors import Groups
 
 log = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ def tried(
     small = replace(federation, train=(four,), own_test=None, validation=four, test=four)
     one_step = replace(phase, reads=replace(phase.reads, steps=1))
     key = ("pattern", 1, 0, 1, 0)
-    with seeded(key, federation.device):
+    with OwnGenerator(key, federation.device):
         return answer(model, one_step, sent, memo, small, 0, key, dtype)
 
 

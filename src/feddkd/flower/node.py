@@ -109,7 +109,7 @@ def respond(
         )
     if expected not in (FIRST, NOTHING, *held):
         return ExchangeReply(client, lost=True), b"", memory
-    memo = opened.here(_memo(opened, expected, held))
+    memo = opened.here(_memo(opened, client, expected, held))
     received = opened.here(unpack(sent))
     upload, after = opened.answer(request, received, memo)
     if request.secure is None:
@@ -131,10 +131,10 @@ def respond(
     return ExchangeReply(client, tag), content, _with_held(memory, client, kept)
 
 
-def _memo(opened: NodeExperiment, tag: str, held: Mapping[str, bytes]) -> Groups:
-    """Return the tensors with this tag."""
+def _memo(opened: NodeExperiment, client: int, tag: str, held: Mapping[str, bytes]) -> Groups:
+    """Return the tensors of a client with this tag."""
     if tag == FIRST:
-        return opened.first
+        return opened.malicious.get(client, opened.first)
     return {} if tag == NOTHING else unpack(held[tag])
 
 

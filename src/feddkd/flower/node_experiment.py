@@ -3,11 +3,12 @@
 import functools
 import json
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from feddkd.data.batches import Source
 from feddkd.data.federation import Federation
-from feddkd.engines.client import answer, seeded
+from feddkd.engines.client import answer
 from feddkd.engines.interface import purpose_of
 from feddkd.engines.select import find_device
 from feddkd.experiment import Experiment
@@ -17,10 +18,12 @@ from feddkd.flower.sent_experiment import SentExperiment
 from feddkd.flower.wire import NodeMemory, WireError
 from feddkd.method import Phase
 from feddkd.models.functional import Model
+from feddkd.models.own_generator import OwnGenerator
 from feddkd.models.weight_files import with_initial
 from feddkd.randomness import Key
 from feddkd.rounds import diagnostics
 from feddkd.rounds.evaluation import Sample, find_phase
+from feddkd.rounds.selection.cohorts import asking
 from feddkd.runs.prepare import network, outputs_of
 from feddkd.simulation import DTYPES, Job, Start, begin
 from feddkd.tensors import Groups
@@ -36,13 +39,19 @@ class NodeExperiment:
     federation: Federation
     first: Groups  # the tensors that every client starts with
     sample: Sample  # what one example's output and target look like
+    malicious: Mapping[int, Groups]  # the first tensors of malicious clients, if they differ
 
     def phase(self, key: Key, name: str) -> Phase:
         """Return the phase of the exchange with this key."""
         if purpose_of(key) == "evaluate":
+            preparing = self.experiment.parsed_method.judging
+            if preparing is not None and name == preparing.name:
+                return preparing
             return find_phase(name, self.experiment.measured, self.sample, self.federation.classes)
         if purpose_of(key) == "diagnose":
             return diagnostics.PHASE
+        if purpose_of(key) == "select":
+            return asking("utility" if name == asking("utility").name else "mean loss")
         _, round, index, step = (int(part) for part in key)
         for exchange in self.experiment.parsed_method.fitted(self.model).plan(round):
             phase = exchange.phase
@@ -75,7 +84,7 @@ class NodeExperiment:
         if not len(self.federation.indices(phase.reads.source, client)):
             raise WireError(f"client {client} has no {phase.reads.source} examples")
         dtype = DTYPES[self.experiment.dtype]
-        with seeded(key, self.federation.device):
+        with OwnGenerator(key, self.federation.device):
             return answer(self.model, phase, sent, memo, self.federation, client, key, dtype)
 
     def here(self, groups: Groups) -> Groups:
@@ -112,10 +121,23 @@ def _open(config: NodeConfig, experiment_text: str, facts_text: str) -> NodeExpe
     federation = config.federation(experiment, facts)
     model = _network(config, sent, federation)
     start = Start(experiment.seed, federation, *model.start())
-    job = Job(model, experiment.parsed_method, [start], dtype=DTYPES[experiment.dtype])
+    job = Job(
+        model,
+        experiment.parsed_method,
+        [start],
+        dtype=DTYPES[experiment.dtype],
+        metrics=experiment.measured,
+        attack=experiment.parsed_attack,
+    )
     begun = begin(job, find_device(config.device))
     return NodeExperiment(
-        sent.name, experiment, begun.model, begun.federations[0], begun.memos[0], begun.sample
+        sent.name,
+        experiment,
+        begun.model,
+        begun.federations[0],
+        begun.memos[0],
+        begun.sample,
+        begun.malicious[0],
     )
 
 

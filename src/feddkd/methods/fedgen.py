@@ -42,6 +42,7 @@ from feddkd.methods.losses import CLASSES, Term, cross_entropy, distillation, di
 from feddkd.methods.optimisers import Optimiser, adam
 from feddkd.methods.registry import METHODS
 from feddkd.models.functional import Mode, Model, Output, functional
+from feddkd.models.seeded_build import seeded_generators
 from feddkd.randomness import uniform
 from feddkd.spec.schedules import Rate
 from feddkd.spec.types import Count, NonNegative, Positive
@@ -161,7 +162,7 @@ def _checked_head(model: Model, state: Groups, world: World) -> nn.Linear:
 
 @lru_cache
 def _network(inputs: int, hidden: int, outputs: int) -> Model:
-    with torch.random.fork_rng(devices=[]):  # the layers draw initial weights that are not used
+    with seeded_generators(("fedgen",)):  # the layers draw initial weights that are not used
         layers = (
             nn.Linear(inputs, hidden),
             nn.BatchNorm1d(hidden),

@@ -20,7 +20,7 @@ from feddkd.models.coupling import couples_examples
 from feddkd.models.functional import Mode, Model, Output, arguments
 from feddkd.models.keyed_draws import keyed
 from feddkd.models.layer_search import described_layer, differing_layer, drawing_layer
-from feddkd.models.seeded_build import generator_states
+from feddkd.models.seeded_build import draws_globally
 from feddkd.models.state_dicts import written_state
 from feddkd.models.strays import NoStrays
 from feddkd.tensors import Tensors
@@ -82,9 +82,9 @@ class NetworkTrial:
 
     def check(self) -> Output:
         """Return what the functional form computes; raise an InputError if the module differs."""
-        expected, before = self._expected(), generator_states(self.key)
-        actual = self.call(self.x)
-        if before != generator_states(self.key):
+        expected = self._expected()
+        actual, draws = draws_globally(lambda: self.call(self.x), self.key)
+        if draws:
             self._refuse(
                 f"{self._drawing_layer()} draws random numbers in forward that cannot follow the"
                 " seed",

@@ -1,25 +1,30 @@
 """The global random generators: seeded by a key while a network is built, and compared."""
 
 import random
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from feddkd.models.own_generator import OwnGenerator
+from feddkd.process_lock import PROCESS_LOCK
 from feddkd.randomness import Key, fold
 
-# torch, numpy and Python each have one global generator for all threads
-_ONE_AT_A_TIME = threading.RLock()
+T = TypeVar("T")
+TRIES = 3
 
 
 @contextmanager
 def seeded_generators(key: Key) -> Iterator[None]:
-    """Seed the global generators of torch, numpy and Python by a key; restore them afterwards."""
-    with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
+    """Seed the global generators of torch, numpy and Python by a key; restore them afterwards.
+
+    This thread draws torch's numbers from a generator of its own, which no other thread can touch;
+    the global one serves the few functions that take none.
+    """
+    with PROCESS_LOCK, torch.random.fork_rng(devices=[]), OwnGenerator(key, torch.device("cpu")):
         kept = np.random.get_state(), random.getstate()
         seed = fold(key)
         try:
@@ -36,3 +41,17 @@ def generator_states(x: Tensor) -> tuple[Any, ...]:
     """Return the states of all global generators, on the device of x."""
     state = torch.cuda.get_rng_state(x.device) if x.is_cuda else torch.get_rng_state()
     return state.numpy().tobytes(), repr(np.random.get_state()), random.getstate()
+
+
+def draws_globally(call: Callable[[], T], x: Tensor) -> tuple[T, bool]:
+    """Return a call's result, and whether it draws from a global generator on the device of x.
+
+    Another thread of the program may draw meanwhile, so the call must draw each time.
+    """
+    with PROCESS_LOCK:
+        for _ in range(TRIES):
+            before = generator_states(x)
+            result = call()
+            if before == generator_states(x):
+                return result, False
+    return result, True

@@ -18,11 +18,13 @@ from torch.nn.functional import one_hot
 
 from feddkd.data.batches import Reads, Source
 from feddkd.data.federation import SERVER
-from feddkd.engines.interface import Engine, Order
+from feddkd.engines.interface import Engine, Order, Reply
 from feddkd.errors import ClientError, InputError, unknown
-from feddkd.method import Batch, Collect, Exchange, Fold, Method, Phase, own_model
+from feddkd.method import Batch, Collect, Exchange, Fold, Method, Phase, own_model, own_tensors
 from feddkd.models.functional import Model
+from feddkd.rounds.judging import ALWAYS, Judging
 from feddkd.rounds.metrics import DEFAULT, LOSS, Metric
+from feddkd.rounds.predictions import whole_values
 from feddkd.tasks.labels import CLASSIFICATION
 from feddkd.tasks.task import Task
 from feddkd.tensors import Groups, Tensors
@@ -79,7 +81,8 @@ class Measured(NamedTuple):
     """The metrics of one run's model on one set."""
 
     values: dict[str, float]  # metric -> value; NaN where it is not defined
-    by_client: dict[str, list[float]]  # metric -> values; empty if the global model is judged
+    # metric -> values, None where a client is not judged; empty if the global model is judged
+    by_client: dict[str, list[float | None]]
     is_finite: bool  # the loss is
 
 
@@ -98,7 +101,7 @@ def find_protocol(name: str, method: Method, own_tests: bool) -> Protocol:
     if not isinstance(name, str) or name not in known:
         raise unknown(f"unknown evaluation {name!r}", name, ("auto", *known))
     protocol = known[name]
-    if protocol is Protocol.GLOBAL and method.personal:
+    if protocol is Protocol.GLOBAL and not method.shares_all:
         raise InputError(
             f"evaluation='global' judges one shared model, but in {method} clients keep private"
             " tensors; use 'client_mean' or 'client_pooled'"
@@ -113,16 +116,23 @@ def measure(
     source: Source,
     metrics: Sequence[Metric] = DEFAULT,
     sample: Sample = ONE_OF_TWO,
+    rule: Judging = ALWAYS,
 ) -> list[Measured]:
     """Measure the model in each (run, state) on the validation or test set.
 
     The loss is always computed, as a sign of numbers that are not finite.
     """
-    phase = judging(source, tuple(metrics), sample)
-    replies = engine.exchange(Exchange(phase), _orders(engine, states, protocol))
+    phase = judging(source, tuple(metrics), sample, protocol is Protocol.GLOBAL)
+    orders = _orders(engine, states, protocol, rule)
+    replies = engine.exchange(Exchange(phase), orders)
     if not all(reply.clients for reply in replies):
         raise ClientError(f"no client answered the evaluation on {source} examples")
-    return [_measured(reply.collected["tally"], metrics, protocol) for reply in replies]
+    measured = []
+    for reply, (run, state) in zip(replies, states, strict=True):
+        found = _measured(reply, metrics, protocol, len(engine.sizes(run)))
+        found.values.update(whole_values(engine, run, state, source, metrics))
+        measured.append(found)
+    return measured
 
 
 def confusions(
@@ -131,16 +141,21 @@ def confusions(
     """Return a confusion matrix for the model in each (run, state): the numbers of test examples by
     label (row) and prediction (column), summed over clients.
     """
-    replies = engine.exchange(Exchange(counting(classes)), _orders(engine, states, protocol))
+    phase = counting(classes, protocol is Protocol.GLOBAL)
+    replies = engine.exchange(Exchange(phase), _orders(engine, states, protocol))
     return [reply.collected["tally"]["counts"].sum(0).long().tolist() for reply in replies]
 
 
 def _orders(
-    engine: Engine, states: Sequence[tuple[int, Groups]], protocol: Protocol
+    engine: Engine,
+    states: Sequence[tuple[int, Groups]],
+    protocol: Protocol,
+    rule: Judging = ALWAYS,
 ) -> list[Order]:
     orders = []
     for run, state in states:
-        cohort = (SERVER,) if protocol is Protocol.GLOBAL else tuple(range(len(engine.sizes(run))))
+        clients = rule.chosen(len(engine.sizes(run)))
+        cohort = (SERVER,) if protocol is Protocol.GLOBAL else clients
         sent = {"params": state["params"], "buffers": state["buffers"]}
         orders.append(Order(run, sent, cohort, ("evaluate",)))
     return orders
@@ -149,12 +164,24 @@ def _orders(
 # --- from sums to numbers
 
 
-def _measured(tally: Tensors, metrics: Sequence[Metric], protocol: Protocol) -> Measured:
-    """Return the metrics of one run, from sums that are stacked over clients."""
-    sums = _on_host(tally)
+def _measured(
+    reply: Reply, metrics: Sequence[Metric], protocol: Protocol, clients: int
+) -> Measured:
+    """Return the metrics of one run, from sums that are stacked over the clients that answered."""
+    sums = _on_host(reply.collected["tally"])
     values = {metric.name: _value(metric, sums, protocol) for metric in metrics}
     loss = values.get(LOSS.name, _value(LOSS, sums, protocol))
-    return Measured(values, _by_client(metrics, sums, protocol), math.isfinite(loss))
+    each = {
+        name: _placed(reply.clients, found, clients)
+        for name, found in _by_client(metrics, sums, protocol).items()
+    }
+    return Measured(values, each, math.isfinite(loss))
+
+
+def _placed(answered: Sequence[int], values: Sequence[float], clients: int) -> list[float | None]:
+    """Return the value of every client, None for clients that are not among those that answered."""
+    by_client = dict(zip(answered, values, strict=True))
+    return [by_client.get(client) for client in range(clients)]
 
 
 def _on_host(tally: Tensors) -> dict[str, Tensor]:
@@ -169,6 +196,8 @@ def _on_host(tally: Tensors) -> dict[str, Tensor]:
 
 
 def _value(metric: Metric, sums: Tensors, protocol: Protocol) -> float:
+    if metric.whole is not None:  # `whole_values` has it
+        return math.nan
     own = _sums_of(metric, sums)
     if protocol is not Protocol.CLIENT_MEAN:
         return metric.value({name: tensor.sum(0) for name, tensor in own.items()}).item()
@@ -203,9 +232,15 @@ def _sums_of(metric: Metric, sums: Tensors) -> dict[str, Tensor]:
 
 @lru_cache(maxsize=64)  # the same phase each time: engines recognise phases by identity
 def judging(
-    source: Source, metrics: tuple[Metric, ...] = DEFAULT, sample: Sample = ONE_OF_TWO
+    source: Source,
+    metrics: tuple[Metric, ...] = DEFAULT,
+    sample: Sample = ONE_OF_TWO,
+    shared: bool = False,
 ) -> Phase:
-    """Return the phase that adds up the sums of metrics on the validation or test set."""
+    """Return the phase that adds up the sums of metrics on the validation or test set.
+
+    `shared`: of the model sent, whatever else a client holds.
+    """
     folded = (*metrics, *({LOSS} - set(metrics)))
 
     def step(model: Model, sent: Groups, carry: Groups, batch: Batch) -> Groups:
@@ -214,12 +249,12 @@ def judging(
         return {**carry, "tally": tally}
 
     shapes = {name: tuple(tensor.shape) for name, tensor in sample.sums(folded).items()}
-    start = partial(_start, shapes=shapes)
+    start = partial(_start, shapes=shapes, shared=shared)
     return _phase(source, "evaluate", Fold(start, step, _finish, sums=True))
 
 
 @lru_cache(maxsize=64)
-def counting(classes: int) -> Phase:
+def counting(classes: int, shared: bool = False) -> Phase:
     """Return the phase that counts test examples by label and prediction."""
 
     def step(model: Model, sent: Groups, carry: Groups, batch: Batch) -> Groups:
@@ -231,7 +266,7 @@ def counting(classes: int) -> Phase:
         counts = carry["tally"]["counts"] + (true * present[:, None]).T @ taken
         return {**carry, "tally": {"counts": counts}}
 
-    start = partial(_start, shapes={"counts": (classes, classes)})
+    start = partial(_start, shapes={"counts": (classes, classes)}, shared=shared)
     return _phase("test", "count", Fold(start, step, _finish, sums=True))
 
 
@@ -259,8 +294,9 @@ def _loss_sums(task: Task, output: Tensor, batch: Batch) -> dict[str, Tensor]:
     return {"sum": task.loss(output, batch.y, shares).double() * count, "count": count}
 
 
-def _start(model: Model, sent: Groups, memo: Groups, shapes: Shapes) -> Groups:
-    params, buffers = own_model(model, sent, memo)
+def _start(model: Model, sent: Groups, memo: Groups, shapes: Shapes, shared: bool) -> Groups:
+    kept = {} if shared else {"private": own_tensors(memo)}
+    params, buffers = own_model(model, sent, kept)
     device = next(iter(params.values())).device
     tally = {
         name: torch.zeros(shape, dtype=torch.float64, device=device)

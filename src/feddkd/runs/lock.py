@@ -15,6 +15,10 @@ except ImportError:  # not a Unix: folders are not locked
     fcntl = None  # type: ignore[assignment]
 
 
+class BusyError(InputError):
+    """Another process writes to the folder, or has finished the run in it meanwhile."""
+
+
 class Lock:
     """The lock file of a folder."""
 
@@ -23,7 +27,7 @@ class Lock:
         self._file = -1
 
     def take(self) -> None:
-        """Lock the folder, or raise an InputError that names the process that holds the lock."""
+        """Lock the folder, or raise a BusyError that names the process that holds the lock."""
         while fcntl is not None:
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
             try:
@@ -32,7 +36,7 @@ class Lock:
                 content = os.read(self._file, 200).decode(errors="replace").strip()
                 os.close(self._file)
                 self._file = -1
-                raise InputError(
+                raise BusyError(
                     f"{self.path.parent} is being written by {content or 'another process'};"
                     " wait for it, or stop it"
                 ) from None

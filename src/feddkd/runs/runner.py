@@ -1,5 +1,6 @@
 """Experiments -> runs on disk. Finished runs are left alone, unfinished runs are continued."""
 
+import logging
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,10 +14,13 @@ from feddkd.experiment import Experiment
 from feddkd.runs.continuation import abreast, finished
 from feddkd.runs.damage import DamagedRunError
 from feddkd.runs.description import describe_experiment
+from feddkd.runs.lock import BusyError
 from feddkd.runs.prepare import Prepared, prepare
 from feddkd.runs.record import folder_name
 from feddkd.runs.recorder import Recorder
-from feddkd.runs.session import OFTEN, Event, Every, RunEnded, Session, job
+from feddkd.runs.session import OFTEN, Event, Every, RunBegun, RunEnded, Session, job
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,7 @@ def play(experiments: Sequence[Experiment], out: Path, how: How = AS_USUAL) -> G
         try:
             summary = None if how.fresh else finished(folder, experiment.digest)
         except DamagedRunError as error:
-            yield RunEnded(at, _not_played(experiment, str(error)))
+            yield RunEnded(at, _not_played(experiment, ended=str(error)))
             continue
         if summary is None:
             todo.append(at)
@@ -72,6 +76,7 @@ def play(experiments: Sequence[Experiment], out: Path, how: How = AS_USUAL) -> G
                 [group.snapshots[n] for n in together] if group.snapshots else [],
                 how.every,
                 how.until,
+                how.fresh,
             )
             for event in session.play(how.engine, how.device, how.options):
                 yield event._replace(at=numbers[event.at])
@@ -82,10 +87,36 @@ def play_all(
 ) -> Generator[Event]:
     """Run experiments, each in a folder under its place; experiments that differ in their seeds
     alone run in lock-step.
+
+    Several processes share the runs of a sweep: what another process writes is left to it, and
+    looked at again in the end. If there is nothing else to do, a BusyError is raised.
     """
+    busy, has_played = list[list[int]](), False
     for group in lock_step(experiments, places):
-        for event in play([experiments[at] for at in group], places[group[0]], how):
-            yield event._replace(at=group[event.at])
+        try:
+            for event in _play_group(group, experiments, places, how):
+                has_played = has_played or isinstance(event, RunBegun)
+                yield event
+        except BusyError as error:
+            log.info("%s; other runs come first", error)
+            busy.append(group)
+    for group in busy:
+        try:
+            yield from _play_group(group, experiments, places, how)
+        except BusyError as error:
+            if not has_played:
+                raise
+            log.warning("%s: it is left to that process", error)
+            for at in group:
+                yield RunEnded(at, _not_played(experiments[at]))
+
+
+def _play_group(
+    group: Sequence[int], experiments: Sequence[Experiment], places: Sequence[Path], how: How
+) -> Generator[Event]:
+    """Run the experiments at these positions in lock-step."""
+    for event in play([experiments[at] for at in group], places[group[0]], how):
+        yield event._replace(at=group[event.at])
 
 
 def execute(experiments: Sequence[Experiment], *, out: Path, **how: Any) -> list[dict[str, Any]]:
@@ -100,10 +131,10 @@ def execute(experiments: Sequence[Experiment], *, out: Path, **how: Any) -> list
     return [ended[at] for at in range(len(experiments))]
 
 
-def _not_played(experiment: Experiment, why: str) -> dict[str, Any]:
+def _not_played(experiment: Experiment, **why: str) -> dict[str, Any]:
     """Return the summary of a run that is not played."""
     run = {"digest": experiment.digest, "method": experiment.method, "seed": experiment.seed}
-    return {**run, "rounds": 0, "ended": why}
+    return {**run, "rounds": 0, **why}
 
 
 def _one_program(prepared: Sequence[Prepared]) -> list[list[int]]:

@@ -12,13 +12,16 @@ from safetensors.torch import save
 from feddkd.engines.interface import EngineFactory
 from feddkd.engines.select import find_device
 from feddkd.experiment import Experiment
+from feddkd.method import own_tensors
 from feddkd.models.weight_files import weights_in_bytes
 from feddkd.rounds.loop import Row, Run
 from feddkd.runs import checkpoint
 from feddkd.runs.checkpoint import Writer
 from feddkd.runs.circumstances import circumstances
 from feddkd.runs.description import RunDescription
+from feddkd.runs.lock import BusyError
 from feddkd.runs.prepare import Prepared
+from feddkd.runs.record import finished_summary
 from feddkd.runs.recorder import PRIVATE, Recorder
 from feddkd.runs.signals import Enough, Halt, Halted
 from feddkd.runs.summary import summarise
@@ -77,6 +80,7 @@ class Session:
     snapshots: Sequence[Snapshot] = ()
     every: Every = OFTEN
     until: int | None = None  # stop after this round, to continue another time
+    replaces: bool = False  # whether finished runs in the folders are run again
     keep_private: bool = False  # whether the record keeps the tensors that clients keep
     histories: list[list[Row]] = field(default_factory=list)
     stopped: str | None = None  # why the runs end before their last round
@@ -102,7 +106,7 @@ class Session:
                 self.simulation = simulation
                 rounds = simulation.rounds()  # raises an error before anything is written
                 name, place = simulation.facts["name"], find_device(device)
-                self.around = circumstances(name, place, options)
+                self.around = circumstances(name, place, self.job.dtype, options)
                 yield from self._open()
                 for rows in rounds:
                     yield from self._record(rows)
@@ -125,6 +129,9 @@ class Session:
         """Make or reopen all folders, then yield an event for each run."""
         for recorder in self.recorders:
             recorder.take()
+        for folder, run in zip(self.folders, self.descriptions, strict=True):
+            if not self.replaces and finished_summary(folder, run.digest) is not None:
+                raise BusyError(f"another process has finished {folder} meanwhile")
         for at, recorder in enumerate(self.recorders):
             description, federation = self.descriptions[at], self.job.starts[at].federation
             manifest = {**description.manifest, **self.around}
@@ -201,7 +208,7 @@ class Session:
         """Write the tensors that clients keep, under names such as `3/head.weight`."""
         tensors = {}
         for client, memo in simulation.engine.memos_of(run.index).items():
-            for name, tensor in memo.get("private", {}).items():
+            for name, tensor in own_tensors(memo).items():
                 tensors[f"{client}/{name}"] = tensor.cpu().contiguous()
         if tensors:
             self.recorders[run.index].put(PRIVATE, save(tensors))
@@ -229,6 +236,9 @@ def job(experiments: Sequence[Experiment], prepared: Sequence[Prepared]) -> Job:
         protocol=first.protocol,
         metrics=first.measured,
         tolerance=first.tolerance,
+        judging=first.judging,
+        selection=first.parsed_selection,
+        attack=first.parsed_attack,
         diagnostics=first.diagnostics,
         delta=first.delta,
     )

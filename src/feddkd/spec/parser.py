@@ -4,6 +4,7 @@ import ast
 import warnings
 
 from feddkd.errors import InputError
+from feddkd.process_lock import PROCESS_LOCK
 from feddkd.spec.types import Value
 
 LONGEST_TEXT = 10_000  # no real text is longer; reject garbage before parsing it
@@ -16,7 +17,8 @@ def read_calls(kind: str, text: str) -> list[tuple[str, dict[str, Value]]]:
             f"the text of this {kind} has {len(text)} characters; the limit is {LONGEST_TEXT}"
         )
     try:
-        with warnings.catch_warnings(action="ignore"):  # about literals such as '\d'
+        # warnings are about literals such as '\d'
+        with PROCESS_LOCK, warnings.catch_warnings(action="ignore"):
             tree = ast.parse(" ".join(text.splitlines()).strip(), mode="eval").body
         return [_read_call(node) for node in _parts(tree)]
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:

@@ -52,5 +52,11 @@ class Repeat:
             return 0
         return 0 if round <= self.warmup else self.times
 
+    def total(self, first: int, last: int) -> int:
+        """Return the number of repetitions in the rounds `first` to `last`."""
+        begin = max(first, self.warmup + 1)
+        end = last if self.last is None else min(last, self.last)
+        return self.times * max(0, end - begin + 1)
+
 
 ONCE = Repeat()

@@ -114,7 +114,7 @@ class Counting(Serial):
 
 
 class Unseeded(Serial):
-    """A serial engine that does not seed torch's generator, so that draws from it are noticed."""
+    """A serial engine whose clients draw from torch's own generator, so that it is noticed."""
 
     def _ask(
         self, phase: Phase, order: Order, client: int, memo: Groups, which: slice = ALL

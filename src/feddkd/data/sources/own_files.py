@@ -6,21 +6,22 @@ for every experiment and seed.
 
 import csv as comma_separated
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
 
 from feddkd.data.batches import Indices
-from feddkd.data.examples import Data, Examples, from_arrays
+from feddkd.data.examples import Data, Examples, examples, from_arrays
 from feddkd.data.sources import formats
-from feddkd.data.sources.file_reading import Array, Pair, reads
+from feddkd.data.sources.file_reading import Array, reads
 from feddkd.data.sources.registry import SOURCES, Source
 from feddkd.data.tables import numbered, split_rows
 from feddkd.errors import InputError, unknown
-from feddkd.spec.types import Bound, Positive
+from feddkd.spec.types import LATER, Bound, Positive
 
 Part = Annotated[float, Bound(above=0, below=1)]
 Classes = Annotated[int, Bound(least=1, most=10**6)]
@@ -29,12 +30,24 @@ AS_IT_IS = "normalise(mean=0.0, std=1.0)"
 
 @SOURCES.register
 def npz(path: str) -> Source:
-    """Your own arrays: an .npz file with x_train, y_train, x_test and y_test."""
+    """Your own arrays: an .npz file with x_train, y_train, x_test and y_test.
+
+    It may also have owner_train and owner_test, the number of the owner of each example, for
+    partition = "owners()".
+    """
     names = ("x_train", "y_train", "x_test", "y_test")
 
     def load(root: Path | None) -> Data:
-        arrays = formats.npz(find_path(root, path), names)
-        return _checked(path, (arrays[0], arrays[1]), (arrays[2], arrays[3]))
+        arrays = formats.npz(find_path(root, path), names, ("owner_train", "owner_test"))
+        train, test = arrays[0:2], arrays[2:4]
+        if len(arrays) == 4:
+            return _checked(path, train, test)
+        for owner, y in zip(arrays[4:], (train[1], test[1]), strict=True):
+            if owner.shape != y.shape[:1]:
+                raise InputError(f"{path}: {len(y)} examples need {len(y)} owners: {owner.shape}")
+        owners, domains = numbered([str(owner) for owner in np.concatenate(arrays[4:]).tolist()])
+        first, second = map(torch.from_numpy, np.split(owners, [len(train[1])]))
+        return _checked(path, [*train, first], [*test, second], domains)
 
     summary = f"your own arrays: an .npz with {', '.join(names)}"
     return Source(load, (path,), "your own arrays", AS_IT_IS, summary)
@@ -45,8 +58,8 @@ def test_only(path: str) -> Source:
     """A server's test examples, where clients have their own: an .npz with x_test and y_test."""
 
     def load(root: Path | None) -> Data:
-        x, y = formats.npz(find_path(root, path), ("x_test", "y_test"))
-        data = _checked(path, (x, y), (x, y))
+        arrays = formats.npz(find_path(root, path), ("x_test", "y_test"))
+        data = _checked(path, arrays, arrays)
         return replace(data, train=Examples(data.test.x[:0], data.test.y[:0]))
 
     summary = (
@@ -80,17 +93,27 @@ def described(shape: str, classes: Classes, scale: Positive = 1.0) -> Source:
 
 
 @SOURCES.register
-def csv(path: str, label: str = "label", domain: str | None = None, test: Part = 0.2) -> Source:
+def csv(
+    path: str,
+    label: str = "label",
+    domain: str | None = None,
+    test: Part = 0.2,
+    owner: Annotated[str | None, LATER] = None,
+) -> Source:
     """Your own table: a CSV file with column names in its first line, and a column of labels.
 
-    `domain` is the column with the domain of each row: `partition = "domains()"` then makes one
-    client of each domain. All other columns must be numbers. A share `test` of every class (of
-    every domain) is the test set. Each column is scaled so that the other rows have mean 0 and
-    deviation 1.
+    `domain`, or `owner`, is the column with the domain of each row: `partition = "domains()"` then
+    makes one client of each domain, and "owners()" of some. All other columns must be numbers. A
+    share `test` of every class (of every domain) is the test set. Each column is scaled so that the
+    other rows have mean 0 and deviation 1.
     """
 
+    if domain is not None and owner is not None:
+        raise InputError("data source 'csv': domain and owner mean the same: give one of them")
+    whose = owner if domain is None else domain
+
     def load(root: Path | None) -> Data:
-        table = _read_csv(find_path(root, path), label, domain)
+        table = _read_csv(find_path(root, path), label, whose)
         y, labels = numbered(table.labels)
         d, domains = numbered(table.domains)
         tested, trained = split_rows(y + len(labels) * d, test)
@@ -99,10 +122,10 @@ def csv(path: str, label: str = "label", domain: str | None = None, test: Part =
         x = torch.from_numpy(scaled.astype(np.float32))
 
         def part(rows: Indices) -> Examples:
-            domain_of = torch.from_numpy(d[rows]) if domain else None
+            domain_of = torch.from_numpy(d[rows]) if whose else None
             return Examples(x[rows], torch.from_numpy(y[rows]), domain_of)
 
-        names = domains if domain else ()
+        names = domains if whose else ()
         return from_arrays(
             part(trained), part(tested), name=Path(path).stem, labels=labels, domains=names
         )
@@ -117,9 +140,16 @@ def find_path(root: Path | None, path: str) -> Path:
     return inside if inside.exists() else Path(path)
 
 
-def _checked(path: str, train: Pair, test: Pair) -> Data:
+def _checked(
+    path: str, train: Sequence[Any], test: Sequence[Any], domains: tuple[str, ...] = ()
+) -> Data:
+    """Return the data of arrays x and y, with the owners of examples if they have any."""
+    name = Path(path).stem
     try:
-        return from_arrays(train, test, name=Path(path).stem)
+        if not domains:
+            return from_arrays(tuple(train), tuple(test), name=name, class_labels=None)
+        parts = [replace(examples(tuple(p[:2]), None), domain=p[2]) for p in (train, test)]
+        return from_arrays(*parts, name=name, domains=domains, class_labels=None)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
 

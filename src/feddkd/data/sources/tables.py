@@ -90,8 +90,9 @@ def _needed(package: str, what: str) -> Any:
     try:
         return import_module(package)
     except ImportError:
-        root = package.split(".")[0]
-        raise InputError(f"{what} needs a package that is not here: pip install {root}") from None
+        raise InputError(
+            f"{what} needs a package that is not here: pip install 'feddkd[tables]'"
+        ) from None
 
 
 @reads("a CSV table")

@@ -23,13 +23,13 @@ from feddkd.engines.batched.distil_programs import (
 )
 from feddkd.engines.batched.folds import Shapes, shapes, stacked, take_lane
 from feddkd.engines.batched.lanes import Store
-from feddkd.engines.batched.memory import ran_out
 from feddkd.engines.batched.strategies import GRAPHS, StrategyChooser
 from feddkd.engines.client import client_weights, gather
 from feddkd.engines.compile.cuda_folds import GraphOptions
 from feddkd.engines.compile.simplify import trimmed
 from feddkd.engines.compile.trace import compiled
 from feddkd.engines.interface import Order
+from feddkd.engines.memory import ran_out
 from feddkd.method import Collect, Exchange, Gradient
 from feddkd.models.functional import Model
 from feddkd.tensors import Groups, Tensors
@@ -87,7 +87,7 @@ class Gradients:
         """Return the gathered uploads for each order; fewer runs at once if memory runs out."""
         try:
             return self._gather(exchange, client, orders, memo_of)
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             if min(self.most, len(orders)) == 1 or not ran_out(error):
                 raise
         self.most = (min(self.most, len(orders)) + 1) // 2

@@ -4,9 +4,7 @@ It is planned from the memory that a lane takes and the free memory, before the 
 """
 
 import logging
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from feddkd.engines.batched.folds import Work, run_loop, run_vmap
+from feddkd.engines.memory import free_memory, in_words
 from feddkd.tensors import Groups, bytes_of
 
 log = logging.getLogger(__name__)
@@ -117,60 +116,7 @@ def _peak_of_trial(work: Work, carry: Groups, device: torch.device) -> float:
         return float("inf")
 
 
-def free_memory(device: torch.device) -> int | None:
-    """Return the free bytes, or None if the system does not say."""
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        lines = meminfo.read_text(encoding="utf-8").splitlines()
-        values = dict(line.split(":", 1) for line in lines if ":" in line)
-        if "MemAvailable" in values:
-            return int(values["MemAvailable"].split()[0]) * 1024
-    if "SC_AVPHYS_PAGES" in getattr(os, "sysconf_names", {}):
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return None
-
-
-def peak_memory(device: torch.device) -> int | None:
-    """Return the peak of bytes so far.
-
-    On a GPU this is the memory of torch; else that of this process plus that of its largest worker.
-    """
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    try:
-        import resource
-    except ImportError:  # not a Unix
-        return None
-    processes = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
-    return 1024 * sum(resource.getrusage(process).ru_maxrss for process in processes)
-
-
-def ran_out(error: BaseException | None) -> bool:
-    """Return whether an error, or its cause, says that memory ran out.
-
-    CUDA has several messages for this: its own calls fail with other words than torch's allocator,
-    and while a graph is recorded the error comes from the end of the recording.
-    """
-    if error is None:
-        return False
-    out_of_memory = isinstance(error, torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and "out of memory" in str(error)
-    )
-    return out_of_memory or ran_out(error.__cause__ or error.__context__)
-
-
 def evenly(count: int, most: int) -> int:
     """Return the lanes of a chunk: as few chunks as possible, of nearly equal size."""
     chunks = -(-count // most)
     return -(-count // chunks)
-
-
-def in_words(size: float) -> str:
-    """Return a number of bytes in a fitting unit."""
-    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if size >= scale:
-            return f"{size / scale:.3g} {unit}"
-    return f"{size:.0f} bytes"

@@ -23,9 +23,9 @@ from typing import TypeVar
 import torch
 
 from feddkd.engines.batched.folds import RunLanes, Work, lanes_in, run_loop, run_vmap
-from feddkd.engines.batched.memory import ran_out
 from feddkd.engines.compile.cuda_folds import GraphOptions, Recordings
 from feddkd.engines.compile.step_cache import TracedSteps
+from feddkd.engines.memory import ran_out
 from feddkd.errors import InputError, unknown
 from feddkd.tensors import Groups
 

@@ -22,6 +22,7 @@ from torch.nn.functional import fold, pad
 from torch.utils._pytree import tree_map
 
 from feddkd.engines.compile.fusing import fusing
+from feddkd.process_lock import PROCESS_LOCK
 
 aten = torch.ops.aten
 
@@ -35,7 +36,8 @@ def traced(function: Callable[..., Any], *example: Any) -> GraphModule:
     # detached, so that a tensor that is given twice is two inputs of the graph
     example = tree_map(torch.detach, example)
     # one fake mode for all operations; without it each operation would make one
-    with tracing(TracingContext(FakeTensorMode())):
+    # the tracer changes torch.nn.Module for all threads
+    with PROCESS_LOCK, tracing(TracingContext(FakeTensorMode())):
         module = make_fx(lambda *inputs: function(*inputs), decomposition_table=table)(*example)
     # forward and backward read the same patches: cut them once
     graph = fx_graph_cse(module.graph)

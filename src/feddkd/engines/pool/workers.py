@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import importlib
+import logging
 import multiprocessing
 import os
 import signal
@@ -10,6 +11,7 @@ import threading
 import time
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import wait
@@ -21,7 +23,12 @@ import torch
 from feddkd.engines.interface import Order
 from feddkd.engines.pool.messages import Pipe, close, pack, receive, send
 from feddkd.errors import ClientError, InputError
+from feddkd.process_lock import PROCESS_LOCK
 from feddkd.tensors import Groups
+
+log = logging.getLogger(__name__)
+# a task whose workers die this many times ends the run: it may need more memory than there is
+MOST_DEATHS = 3
 
 
 class ClientTask(NamedTuple):
@@ -75,23 +82,33 @@ class Workers:
         # not in every worker
         importlib.import_module("torch._dynamo")
         self.workers: list[Worker] = []
-        pipes = [multiprocessing.Pipe() for _ in range(size)]
-        context = multiprocessing.get_context("fork")
+        self._functions = update_memos, compute
         try:
-            for ours, theirs in pipes:
-                others = [end for pair in pipes for end in pair if end is not theirs]
-                inputs = (theirs, others, os.getpid(), update_memos, compute)
-                process = context.Process(target=_worker_main, args=inputs, daemon=True)
-                # Python warns about threads that do not survive a fork: see _prepare
-                with warnings.catch_warnings(action="ignore"):
-                    process.start()
-                self.workers.append(Worker(process, ours))
+            for _ in range(size):
+                self.workers.append(self._forked())
         except BaseException:
             self.stop()
             raise
-        finally:
-            for _, theirs in pipes:
+
+    def _forked(self) -> Worker:
+        """Fork a worker; it knows what this process knows now."""
+        with PROCESS_LOCK:
+            ours, theirs = multiprocessing.Pipe()
+            others = [ours, *(worker.pipe for worker in self.workers)]
+            context, inputs = multiprocessing.get_context("fork"), (theirs, others, os.getpid())
+            try:
+                process = context.Process(
+                    target=_worker_main, args=(*inputs, *self._functions), daemon=True
+                )
+                # Python warns about threads that do not survive a fork: see _prepare
+                with warnings.catch_warnings(action="ignore"):
+                    process.start()
+            except BaseException:
+                ours.close()
+                raise
+            finally:
                 theirs.close()
+        return Worker(process, ours)
 
     def are_alive(self, size: int) -> bool:
         """Return whether there are at least `size` workers and all of them are alive."""
@@ -102,8 +119,12 @@ class Workers:
     def perform(
         self, info: ExchangeInfo, tasks: Sequence[ClientTask], phase: str
     ) -> dict[ClientTask, Answer]:
-        """Return the answer of every task. A worker that is free gets the next task."""
-        waiting = list(reversed(tasks))
+        """Return the answer of every task. A worker that is free gets the next task.
+
+        A worker that dies is replaced, and its task is computed again: the draws follow the same
+        keys.
+        """
+        waiting, deaths = list(reversed(tasks)), Counter[ClientTask]()
         busy: dict[int, ClientTask] = {}  # worker -> its task
         answers: dict[ClientTask, Answer] = {}
         free = list(range(min(len(self.workers), len(tasks))))
@@ -116,7 +137,12 @@ class Workers:
                 self._send([number], busy[number])
             for number in self._ready(busy):
                 task = busy.pop(number)
-                answers[task] = self._receive(number, task, info, phase)
+                try:
+                    answers[task] = self._receive(number)
+                except (EOFError, OSError):
+                    deaths[task] += 1
+                    self._replace(number, task, info, phase, last=deaths[task] == MOST_DEATHS)
+                    waiting.append(task)
                 free.append(number)
         return answers
 
@@ -137,17 +163,10 @@ class Workers:
         ready = wait([*pipes.values(), *ends.values()])
         return [n for n in busy if pipes[n] in ready or ends[n] in ready]
 
-    def _receive(self, number: int, task: ClientTask, info: ExchangeInfo, phase: str) -> Answer:
+    def _receive(self, number: int) -> Answer:
+        """Return a worker's answer; raise the error that it met, or an EOFError if it is dead."""
         process, pipe = self.workers[number]
-        try:
-            answer = receive(pipe)
-        except (EOFError, OSError):
-            process.join(1)
-            key = (*info.orders[task.order].key, task.client)
-            raise ClientError(
-                f"client {task.client} failed in phase {phase!r}, key {key}: its worker process"
-                f" {process.pid} {_end_of(process.exitcode)}"
-            ) from None
+        answer = receive(pipe)
         if isinstance(answer, Failure):
             raise answer.error from RuntimeError(
                 f"in worker process {process.pid}:\n{answer.trace}"
@@ -155,14 +174,37 @@ class Workers:
         assert isinstance(answer, Answer)
         return answer
 
+    def _replace(
+        self, number: int, task: ClientTask, info: ExchangeInfo, phase: str, last: bool
+    ) -> None:
+        """Put a new worker in the place of a dead one; raise a ClientError if this was the `last`
+        attempt to compute the task.
+        """
+        process = self.workers[number].process
+        process.join(1)
+        end = f"its worker process {process.pid} {_end_of(process.exitcode)}"
+        if last:
+            key = (*info.orders[task.order].key, task.client)
+            raise ClientError(f"client {task.client} failed in phase {phase!r}, key {key}: {end}")
+        log.warning("client %d in phase %r: %s; it is computed again", task.client, phase, end)
+        _end(self.workers[number])
+        self.workers[number] = self._forked()
+        self._send([number], info)
+
     def stop(self) -> None:
         """End the workers by SIGKILL: they hold nothing that needs to be saved."""
-        for process, pipe in self.workers:
-            process.kill()
-            process.join()
-            process.close()
-            pipe.close()
+        for worker in self.workers:
+            _end(worker)
         self.workers = []
+
+
+def _end(worker: Worker) -> None:
+    """End a worker and close what this process holds of it."""
+    with PROCESS_LOCK:
+        worker.process.kill()
+        worker.process.join()
+        worker.process.close()
+    worker.pipe.close()
 
 
 def _end_of(exitcode: int | None) -> str:
