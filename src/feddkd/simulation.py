@@ -23,7 +23,8 @@ from feddkd.rounds.attacks.success import success
 from feddkd.rounds.availability import Tolerance
 from feddkd.rounds.costs import Costs
 from feddkd.rounds.demands import check_demands
-from feddkd.rounds.evaluation import Protocol, Sample, confusions
+from feddkd.rounds.evaluation import Protocol, confusions
+from feddkd.rounds.evaluation_phases import Sample
 from feddkd.rounds.job_checks import (
     check_batches,
     check_classes,
