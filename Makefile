@@ -18,7 +18,7 @@ $(DONE): pyproject.toml constraints.txt
 
 setup: $(DONE) ## install the package and what its tests need into .venv
 
-demo: $(DONE) ## FedAvg, FedProx and FedDKD on real handwritten digits, in a minute
+demo: $(DONE) ## FedAvg, FedProx, FedDKD and two controls on real handwritten digits, in a minute
 	$(BIN)/feddkd run examples/demo.toml --threads 1 --out runs/demo
 	$(BIN)/feddkd report runs/demo --out runs/demo/report.html >/dev/null
 
@@ -46,8 +46,10 @@ methods-docs: $(DONE) ## write docs/methods, and the list behind `feddkd methods
 methods-table: $(DONE) ## every method with and without DKD on the digits, five seeds: docs/methods/table.md; goes on where it was stopped
 	OMP_NUM_THREADS=1 $(BIN)/python tools/measure/methods.py
 
-reproduction: $(DONE) ## write docs/reproduction.md and its pictures from papers/feddkd/results; check published numbers
+reproduction: $(DONE) ## write docs/reproduction and its pictures from papers/feddkd/results; check published numbers
 	$(BIN)/feddkd paper report
+	$(BIN)/python tools/recompute.py
+	OMP_NUM_THREADS=1 $(BIN)/feddkd paper verify --papers papers/small --rounds 5
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal tests/reproduction
 
 mutants: $(DONE) ## break the code on purpose, one thing at a time, and see a test fail for each
@@ -62,6 +64,9 @@ screenshots: $(DONE) ## docs/pictures: the report of the demo in light, dark, na
 faults: $(DONE) ## kill runs at 1,000 random moments, and damage 10,000; see each go on to the same bits, or be refused
 	OMP_NUM_THREADS=1 PYTHONPATH=tests/support $(BIN)/python tools/sigkills.py 1000
 	OMP_NUM_THREADS=1 PYTHONPATH=tests/support $(BIN)/python tools/damage.py 10000
+
+federation-faults: $(DONE) ## 10,000 federations by seed in one process each: lost, late and damaged messages, crashes, kills, lies
+	OMP_NUM_THREADS=1 PYTHONPATH=tests/support $(BIN)/python tools/federation_faults.py
 
 soak: $(DONE) ## 2,000 rounds of a tiny job on three engines: memory must stay flat
 	OMP_NUM_THREADS=1 PYTHONPATH=tests/support $(BIN)/python tools/soak.py serial
@@ -79,4 +84,4 @@ format: $(DONE) ## put the code in order
 clean: ## remove what the targets above made, except runs
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo test docs federation networks methods-docs methods-table reproduction mutants report-bench screenshots faults soak fuzz format clean
+.PHONY: help setup demo test docs federation networks methods-docs methods-table reproduction mutants report-bench screenshots faults federation-faults soak fuzz format clean

@@ -30,7 +30,10 @@ LEVELS = [
     ["cli"],
 ]
 # of methods/
-INFRASTRUCTURE = ("local", "registry", "aggregation", "losses", "optimisers", "unit_matching")
+INFRASTRUCTURE = (
+    "local", "registry", "aggregation", "defences", "losses", "personal", "teachers",
+    "unit_matching",
+)  # fmt: skip
 LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}
 FILES = sorted(SOURCE.rglob("*.py"))
 FLOWER = [*(SOURCE / "flower").rglob("*.py")]  # which alone may import flwr

@@ -19,6 +19,10 @@ MATHEMATICS = ("tests/methods/test_laws.py", "tests/methods/test_reference.py")
 DRIFT = "tests/methods/test_methods_drift.py"
 RECORDINGS = ("tests/engines/test_cuda_graphs.py",)
 GATHERING = ("tests/methods/test_aggregation.py",)
+DEFENCES = ("tests/methods/test_defences.py",)
+COMPRESSION = ("tests/methods/test_compression.py",)
+SELECTION = ("tests/rounds/test_selection.py",)
+ATTACKS = ("tests/rounds/test_attacks.py",)
 PRIVACY = ("tests/rounds/test_privacy.py",)
 FAULTS = ("tests/rounds/test_faults.py",)
 POOL = ("tests/engines/test_pool.py",)
@@ -30,7 +34,15 @@ OWN_NETWORKS = ("tests/models/test_own_networks.py",)
 KINDS = ("tests/models/test_network_kinds.py",)
 BASELINES = ("tests/methods/test_methods_baselines.py",)
 SHARPNESS = ("tests/methods/test_methods_sharpness.py",)
+PERSONAL = ("tests/methods/test_methods_personal.py",)
 PROOF = ("tests/models/test_proof.py",)
+OWN_TESTS = ("tests/data/test_own_tests.py",)
+TABLES = ("tests/data/test_tables.py",)
+VERSIONS = ("tests/data/test_versions.py",)
+DOWNLOADS = ("tests/data/test_downloads.py",)
+JOBS = ("tests/papers/test_jobs.py",)
+TEACHERS = ("tests/methods/test_dkd_teachers.py",)
+CONTROLS = ("tests/runs/test_controls.py",)
 
 
 class Mutant(NamedTuple):
@@ -42,9 +54,9 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = [
-    Mutant("KL taken in the other direction", "methods/losses.py",
-           "taught = softmax(teacher / temperature, -1)",
-           "teacher, student = student, teacher\n    taught = softmax(teacher / temperature, -1)"),
+    Mutant("KL taken in the other direction", "tasks/formulas.py",
+           "taught = softmax(teacher, -1)",
+           "teacher, student = student, teacher\n    taught = softmax(teacher, -1)"),
     Mutant("every client taught by the first client's model", "engines/serial.py",
            "self.memo(order.run, client)", "self.memo(order.run, order.cohort[0])"),
     Mutant("teacher normalises by the batch", "methods/dkd.py", "batch.x, mode=teacher", 'batch.x, mode="batch"'),
@@ -70,10 +82,10 @@ MUTANTS = [
     Mutant("learning rate decays one round early", "spec/schedules.py", "self.per_round ** (round - 1)", "self.per_round**round"),
     Mutant("no decay inside the distillation", "spec/schedules.py", " * self.per_step ** (step - 1)", ""),
     Mutant("warm-up ends one round early", "spec/schedules.py", "0 if round <= self.warmup", "0 if round < self.warmup"),
-    Mutant("Nesterov ignored", "methods/optimisers.py", "if nesterov else velocity", "if False else velocity"),
-    Mutant("weight decay ignored by Adam", "methods/optimisers.py",
+    Mutant("Nesterov ignored", "methods/optimisers/sgd.py", "if nesterov else velocity", "if False else velocity"),
+    Mutant("weight decay ignored by Adam", "methods/optimisers/adam.py",
            "        grads = add(grads, params, weight_decay) if weight_decay else grads\n        count", "        count"),
-    Mutant("AMSGrad ignored", "methods/optimisers.py", 'after["largest" if amsgrad else "second"]', 'after["second"]'),
+    Mutant("AMSGrad ignored", "methods/optimisers/adam.py", 'after["largest" if amsgrad else "second"]', 'after["second"]'),
     Mutant("last partial batch dropped", "data/batches.py", "math.ceil(examples / self.batch_size)", "max(whole, 1)"),
     Mutant("shuffled although the batch takes in everything", "data/batches.py",
            "if reads.random and reads.shuffle and count > reads.batch_size", "if reads.random and reads.shuffle",
@@ -92,7 +104,7 @@ MUTANTS = [
            "or len(kept.indices) < len(work.table.active)", "or False", RECORDINGS),
     Mutant("later exchanges go to the whole cohort", "rounds/replies.py",
            "client not in missing", "client not in set()"),
-    Mutant("evaluation normalises by the test batch", "rounds/evaluation.py", 'batch.x, mode="eval"', 'batch.x, mode="batch"'),
+    Mutant("evaluation normalises by the test batch", "rounds/evaluation_phases.py", 'batch.x, mode="eval"', 'batch.x, mode="batch"'),
     Mutant("an exchange of DKD counted as free", "rounds/costs.py",
            "self.communications + 1", "self.communications + (phase.name == 'local')"),
     Mutant("sample instead of population standard deviation", "runs/summary.py", "statistics.pstdev(", "statistics.stdev(",
@@ -131,6 +143,51 @@ MUTANTS = [
            "dict.fromkeys(phase.collect, Collect.MEAN_BY_CLIENTS)", "phase.collect", GATHERING),
     Mutant("the median weighs clients as the mean does", "methods/aggregation.py",
            'return most if self.gather == "median"', 'return 0 if self.gather == "median"', GATHERING),
+    Mutant("Krum adds up all distances", "methods/defences.py",
+           "nearest = max(len(updates) - faulty - 2, 1)",
+           "nearest = len(updates)", DEFENCES),
+    Mutant("Multi-Krum keeps the worst", "methods/defences.py",
+           "scores(updates, faulty).argsort(stable=True)",
+           "scores(updates, faulty).argsort(stable=True, descending=True)", DEFENCES),
+    Mutant("centred clipping forgets the last update", "methods/defences.py",
+           "away = updates - last",
+           "away = updates - 0 * last", DEFENCES),
+    Mutant("int8 rounds to the nearest code", "methods/quantise.py",
+           "+ drawn.to(tensor.dtype)",
+           "+ 0.5", COMPRESSION),
+    Mutant("bfloat16 cuts off what does not fit", "methods/quantise.py",
+           "+ (drawn * (1 << 16)).to(torch.int32)",
+           "+ 0", COMPRESSION),
+    Mutant("what was not sent is forgotten", "method/compression.py",
+           "kept[unsent[group]] = add(whole, codec.decode(parts, whole), -1.0)",
+           "kept[unsent[group]] = zeros(whole)", COMPRESSION),
+    Mutant("compressed uploads counted as whole ones", "rounds/costs.py",
+           "if reply.uploaded is not None:",
+           "if False:", COMPRESSION),
+    Mutant("a node's places are taken as they come", "methods/topk.py",
+           'return "" if rising and inside',
+           'return "" if True', COMPRESSION),
+    Mutant("large clients drawn as often as small ones", "rounds/selection/rule.py",
+           "random.exponential(size=len(weights)) / weights",
+           "random.exponential(size=len(weights)) / (0 * weights + 1)", SELECTION),
+    Mutant("power of choice takes the smallest losses", "rounds/selection/by_loss.py",
+           "np.lexsort((drawn, np.negative(losses)))",
+           "np.lexsort((drawn, losses))", SELECTION),
+    Mutant("Oort does not note when a client took part", "rounds/selection/by_loss.py",
+           "utility[client], last[client] = value, known.round",
+           "utility[client], last[client] = value, 1", SELECTION),
+    Mutant("asking costs nothing", "rounds/selection/cohorts.py",
+           "communications=costs.communications + 1",
+           "communications=costs.communications", SELECTION),
+    Mutant("honest clients lie, too", "rounds/attacks/rule.py",
+           "torch.where(lying, lie, honest)",
+           "lie + 0 * lying", ATTACKS),
+    Mutant("a liar passes the bound", "rounds/attacks/rule.py",
+           "if phase.clip is not None:\n            bad",
+           "if False:\n            bad", ATTACKS),
+    Mutant("clients that share examples with a malicious one read its labels", "rounds/attacks/of_data.py",
+           "values[begin:end] = np.arange(start, start + end - begin)",
+           "values[np.isin(values, values[begin:end])] = start", ATTACKS),
     Mutant("a replaced client counted like a removed one", "rounds/privacy.py", "(2 / z) ** 2", "(1 / z) ** 2", PRIVACY),
     Mutant("the same, where cohorts are sampled", "rounds/privacy.py",
            "library.GaussianDpEvent(z / 2)", "library.GaussianDpEvent(z)", PRIVACY),
@@ -161,10 +218,12 @@ MUTANTS = [
            "if expected not in (FIRST, NOTHING, *held):",
            "if expected not in held:\n        expected = FIRST\n    if False:", FLOWER),
     Mutant("anybody gets to a SuperLink's controls", "flower/deployment/gateway.py",
-           """if not scope["path"].startswith(OPEN)""", """if False""", DOOR),
+           "if not trusted and not path.startswith((FLEET, RUNTIME, HEALTH)):", "if False:", DOOR),
+    Mutant("a stranger's key opens the fleet's paths", "flower/deployment/gateway.py",
+           "and self._members.name(headers) is None", "and False", DOOR),
     Mutant("requests of unknown length have no end", "flower/deployment/gateway.py", "if received <= most", "if True", DOOR),
     Mutant("uploads over the wire are not looked at", "flower/engine.py",
-           "check(upload, pattern, finite=training)", "upload", FLOWER),
+           "check(unpack(content, self.most), pattern, finite=training)", "unpack(content, self.most)", FLOWER),
     Mutant("a client that has not begun holds nothing", "flower/engine.py",
            "expects=self.held.get(client, FIRST),", "expects=self.held.get(client, FIRST) or NOTHING,", FLOWER),
     Mutant("uploads go out without their masks", "flower/client_masking.py",
@@ -173,6 +232,14 @@ MUTANTS = [
            "{name: shares.new_key().hex() for name in names},", "dict.fromkeys(names, shares.new_key().hex()),", MASKS),
     Mutant("a mask is used a second time", "flower/client_masking.py", " or name in secrets.masked:", ":", MASKS),
     Mutant("secrets are revealed for any set of survivors", "flower/client_masking.py", "if before != wanted:", "if False:", MASKS),
+    Mutant("an upload is in sums for several sets of survivors", "flower/opened_sums.py",
+           'if np.any(near["survivors"] != np.void(who)):', "if False:", SECURE),
+    Mutant("a node that is started again forgets the sums it opened", "flower/opened_sums.py",
+           "put(folder /", "(lambda *_: None)(folder /", SECURE),
+    Mutant("keys that no hospital has signed are taken", "flower/client_masking.py",
+           "if node.peers is not None:", "if False:", MASKS),
+    Mutant("noise on nodes follows from the seed", "simulation.py",
+           "if self.engine.remote:  # its clients are sent the seed", "if False:", FLOWER),
     Mutant("secrets are revealed for too few survivors", "flower/client_masking.py",
            "if len(wanted) < secrets.threshold:", "if False:", MASKS),
     Mutant("seeds of silent clients and keys of survivors are revealed", "flower/client_masking.py",
@@ -181,9 +248,9 @@ MUTANTS = [
            'if config.secure and not evaluating', 'if False and not evaluating', SECURE),
     Mutant("masked uploads weigh the same", "flower/masking.py",
            "examples if rule is Collect.MEAN_BY_EXAMPLES else clients", "clients", SECURE),
-    Mutant("masks shared with the silent stay in the sum", "flower/secure.py",
+    Mutant("masks shared with the silent stay in the sum", "flower/opening.py",
            "yield -pairwise(", "yield 0 * pairwise(", SECURE),
-    Mutant("shares are not held to what was announced", "flower/secure.py",
+    Mutant("shares are not held to what was announced", "flower/opening.py",
            "if computed.hex() != known:", "if False:", SECURE),
     Mutant("macro-F1 counts classes that do not occur", "rounds/metrics/outcomes.py",
            "return f1(sums).sum(-1) / (_occurring(sums) > 0).sum(-1)", "return f1(sums).mean(-1)",
@@ -196,7 +263,40 @@ MUTANTS = [
            "state_is_finite and turn.loss_is_finite and", "state_is_finite and", ("tests/rounds/test_metrics.py",)),
     Mutant("the highest loss is the best", "rounds/metrics/metric.py",
            "return value if self.higher_is_better else -value", "return value", ("tests/rounds/test_metrics.py",)),
-    Mutant("a confusion matrix lies on its side", "rounds/evaluation.py",
+    Mutant("ignored positions count", "tasks/positions.py",
+           "return target != IGNORED", "return target == target", ("tests/tasks/test_tasks.py",)),
+    Mutant("positions of an example share its weight", "tasks/task.py",
+           "return weights / weights.sum().clamp(min=LEAST)",
+           "return weights / counted.flatten(1).sum(1).clamp(min=1).reshape(-1, *(1,) * (counted.dim() - 1))",
+           ("tests/tasks/test_tasks.py",)),
+    Mutant("clients weigh by examples where they should by tokens", "data/federation.py",
+           "len(indices) if self.units is None else int(self.units[indices].sum())", "len(indices)",
+           ("tests/tasks/test_tasks.py",)),
+    Mutant("the loss of the test set is a mean over examples", "rounds/evaluation_phases.py",
+           "count = (shares > 0).double().sum()", "count = (batch.share > 0).double().sum() + 0 * shares.sum()",
+           ("tests/tasks/test_tasks.py",)),
+    Mutant("a divergence of labels is their mean", "tasks/formulas.py",
+           "return (by_example(each).sum(-1) * share).sum()", "return (by_example(each).mean(-1) * share).sum()",
+           ("tests/tasks/test_tasks.py",)),
+    Mutant("a high RMSE is good", "rounds/metrics/regression.py",
+           """lambda sums: mean(sums).sqrt(),
+        higher_is_better=False""", """lambda sums: mean(sums).sqrt(),
+        higher_is_better=True""", ("tests/rounds/test_targets.py",)),
+    Mutant("a high perplexity is good", "rounds/metrics/language.py",
+           """lambda sums: mean(sums).exp(),
+        higher_is_better=False""", """lambda sums: mean(sums).exp(),
+        higher_is_better=True""", ("tests/rounds/test_targets.py",)),
+    Mutant("a target is reached in the wrong direction", "rounds/metrics/target.py",
+           ">= self.metric.rank(self.value)", "<= self.metric.rank(self.value)", ("tests/rounds/test_targets.py",)),
+    Mutant("the best clients are the worst tenth", "runs/client_spread.py",
+           "sorted(found, key=metric.rank)", "sorted(found, key=metric.rank, reverse=True)",
+           ("tests/runs/test_client_spread.py",)),
+    Mutant("the last round is not evaluated", "rounds/judging.py",
+           "round in (1, last) or", "round == 1 or", ("tests/rounds/test_judging.py",)),
+    Mutant("a node runs the task that a message names", "flower/sent_experiment.py",
+           'taken["task"] = _own_file("task", str(taken["task"]), network)', "pass",
+           ("tests/tasks/test_tasks_on_flower.py",)),
+    Mutant("a confusion matrix lies on its side", "rounds/evaluation_phases.py",
            "(true * present[:, None]).T @ taken", "(taken * present[:, None]).T @ true", ("tests/reports/test_page.py",)),
     Mutant("a name in a record may end the script it stands in", "reports/html/page.py",
            """.replace("<", "\\\\u003c")""", "", ("tests/reports/test_page.py",)),
@@ -233,6 +333,8 @@ MUTANTS = [
            "couples=couples, head", "couples=model.couples, head", OWN_NETWORKS),
     Mutant("whether examples are mixed is tried with like examples only", "models/coupling.py",
            "for by in (FAR, -FAR)", "for by in (1, 1)", PROOF),
+    Mutant("examples that are mixed in the gradient alone are overlooked", "models/coupling.py",
+           "for part in (few, more)]", "for part in (few, few)]", PROOF),
     Mutant("a draw for the whole batch is overlooked", "models/coupling.py",
            "not shape or shape[0] % len(first)", "shape is None", PROOF),
     Mutant("what the functional form computes is not compared", "models/proof.py",
@@ -252,7 +354,7 @@ MUTANTS = [
     Mutant("seeds with other frozen weights go together", "models/functional.py",
            "return ours.keys() == theirs.keys() and all(", "return True or all(", KINDS),
     Mutant("names kept at home are sent", "method/method.py",
-           "kinds.union(*(_matching(pattern, model) for pattern in self.private_patterns))", "kinds", KINDS),
+           "kinds | matching(self.private_patterns, model)", "kinds", KINDS),
     Mutant("personal models are validated on the data of all clients", "data/federation.py",
            '"validation": (self.validation, self.own_validation)', '"validation": (self.validation, None)', KINDS),
     Mutant("a file of initial weights may be another", "models/weight_files.py",
@@ -286,6 +388,80 @@ MUTANTS = [
     Mutant("FedSMOO's clients forget the shared perturbation", "methods/fedsmoo.py", "mu + e - s", "mu + e", SHARPNESS),
     Mutant("FedLESAM forgets what a client received", "methods/fedlesam.py",
            '({}, {"received": sent["params"]})', '({}, {"received": memo["received"]})', SHARPNESS),
+    Mutant("a client's own tests have everybody's labels", "data/partitions/own_tests.py",
+           "return np.asarray(domains * classes + part.y.numpy())",
+           "return np.asarray(domains * classes)", OWN_TESTS),
+    Mutant("wrong labels in tests, too", "data/partitions/changes.py",
+           "if change.labels is not None and part == \"training\":",
+           "if change.labels is not None:", OWN_TESTS),
+    Mutant("the mask counts one position of padding", "data/sequences.py",
+           "torch.arange(longest) < lengths[:, None]",
+           "torch.arange(longest) <= lengths[:, None]", TABLES),
+    Mutant("the target of a character is the character", "data/text.py",
+           "x, y = tokens[:, :-1].clone(), tokens[:, 1:]",
+           "x, y = tokens[:, :-1].clone(), tokens[:, :-1]", TABLES),
+    Mutant("columns scaled by the test rows, too", "data/tables.py",
+           "mean, deviation = rows[trained].mean(axis=0), rows[trained].std(axis=0)",
+           "mean, deviation = rows.mean(axis=0), rows.std(axis=0)", TABLES),
+    Mutant("all versions of an example are one", "data/versions.py",
+           "(\"version\", seed, n)",
+           "(\"version\", seed, 0)", VERSIONS),
+    Mutant("a download is kept whatever its checksum", "data/sources/downloads.py",
+           "expect(digest == md5, f\"its md5",
+           "expect(bool(digest), f\"its md5", DOWNLOADS),
+    Mutant('personalised clients are judged by the shared model', 'method/client.py',
+           'return {**memo.get("private", {}), **memo.get("personal", {})}', 'return {**memo.get("private", {})}', PERSONAL),
+    Mutant('a held tensor is moved', 'methods/local.py',
+           'torch.where(holds[name], before[group][name], new) if name in holds else new', 'new', PERSONAL),
+    Mutant('fine-tuning leaks into the next round', 'methods/fine_tuning.py',
+           '{**memo, "personal": after["model"]}', '{**after, "personal": after["model"]}', PERSONAL),
+    Mutant('LG-FedAvg keeps the heads private', 'methods/lg_fedavg.py',
+           'names, "body")', 'names, "head")', PERSONAL),
+    Mutant('FedRep trains the body first', 'methods/fedrep.py',
+           '~of_head if name in head else of_head', 'of_head if name in head else ~of_head', PERSONAL),
+    Mutant('FedBABU trains the head in its rounds', 'methods/fedbabu.py',
+           'Variant(holds=holding("body", names))', 'Variant()', PERSONAL),
+    Mutant('Ditto without its pull', 'methods/ditto.py',
+           'g + lam * (v - w)', 'g', PERSONAL),
+    Mutant("APFL's mixture does not adapt", 'methods/apfl.py',
+           'mixture["alpha"] - lr * sum(parts.values())', 'mixture["alpha"]', PERSONAL),
+    Mutant("pFedMe's personal model is not near the centre", 'methods/pfedme.py',
+           'gradient + lam * (theta - w)', 'gradient', PERSONAL),
+    Mutant('Per-FedAvg steps on the wrong mini-batch', 'methods/per_fedavg.py',
+           '% period != period - 1', '% period != 0', PERSONAL),
+    Mutant("Fed-RoD's own head learns alone", 'methods/fedrod.py',
+           'output.logits + model.apply_head', 'model.apply_head', PERSONAL),
+    Mutant("FedProto's means are divided by the clients", 'methods/fedproto.py',
+           'torch.where(known, count, 1)', 'torch.ones_like(count)', PERSONAL),
+    Mutant('FedAMP mixes unlike models most', 'methods/fedamp.py',
+           'torch.exp(-torch', 'torch.exp(torch', PERSONAL),
+    Mutant("FedLC's margins are those of frequent classes", 'methods/fedlc.py',
+           'counts**-0.25', 'counts**0.25', PERSONAL),
+    Mutant('FedRS restricts the classes that a client has', 'methods/fedrs.py',
+           '["count"] == 0', '["count"] > 0', PERSONAL),
+    Mutant('FedALA takes the shared head alone', 'methods/fedala.py',
+           'last + (shared - last) * weight', 'shared + 0 * last * weight', PERSONAL),
+    Mutant('FedFish without the Fisher information', 'methods/fedfish.py',
+           '* (fisher + epsilon)', '* (0 * fisher + epsilon)', PERSONAL),
+    Mutant('FedDecorr without the variances', 'methods/feddecorr.py',
+           'centred / ((share * centred**2).sum(0) + EPS).sqrt()', 'centred', PERSONAL),
+    Mutant("all clients draw the same six classes", "data/partitions/label_skew.py",
+           "replace=False) for _ in range(clients)]\n    return [\n        np.concatenate([random.choice(pools[r], size",
+           "replace=False)] * clients\n    return [\n        np.concatenate([random.choice(pools[r], size", JOBS),
+    Mutant("FedBN's domains divided by another seed", "data/sources/digit_domains.py", "random_state=0", "random_state=1", JOBS),
+    Mutant("FEMNIST's images normalised before they are padded", "data/sources/published.py",
+           '"pad(pixels=2) | normalise(mean=0.1307, std=0.3081)"', '"normalise(mean=0.1307, std=0.3081) | pad(pixels=2)"', JOBS),
+    Mutant("an activation between FedGen's full layers", "models/networks/emnist_cnn.py",
+           "nn.Linear(784, 32), nn", "nn.Linear(784, 32), nn.ReLU(), nn", JOBS),
+    Mutant("VGG-9 drops half of its features", "models/networks/vgg9.py",
+           "nn.Flatten(),\n        nn.Dropout(0.1)", "nn.Flatten(),\n        nn.Dropout(0.5)", JOBS),
+    Mutant("the mean over domains pools their examples", "rounds/evaluation.py",
+           "if protocol is not Protocol.CLIENT_MEAN:\n        return metric", "if True:\n        return metric", JOBS),
+    Mutant("a control's labels are the teacher's output", "methods/teachers.py", 'if teacher == "labels":', "if False:", TEACHERS),
+    Mutant("a shuffled client is its own teacher", "methods/teachers.py", ".roll(-1)", ".roll(0)", TEACHERS),
+    Mutant("a control has the rounds of the experiment", "runs/controls.py",
+           "rounds = round(experiment.rounds * getattr(whole, cost) / getattr(part, cost))", "rounds = experiment.rounds", CONTROLS),
+    Mutant("a control's rate falls too far", "runs/controls.py", "decay**share", "decay", CONTROLS),
 ]  # fmt: skip
 
 
@@ -325,13 +501,16 @@ def is_caught(mutant: Mutant) -> bool:
 
 
 def main() -> None:
+    """Try all mutants, or those with one of the given words in their file or description."""
+    words = sys.argv[1:] or [""]
+    chosen = [mutant for mutant in MUTANTS if any(w in mutant.file + mutant.what for w in words)]
     with ThreadPoolExecutor(2) as pool:
-        caught = pool.map(is_caught, MUTANTS)
+        caught = pool.map(is_caught, chosen)
         survivors = []
-        for mutant, died in zip(MUTANTS, caught, strict=True):
+        for mutant, died in zip(chosen, caught, strict=True):
             print(f"{'caught' if died else 'SURVIVED'}: {mutant.what} ({mutant.file})", flush=True)
             survivors += [] if died else [mutant.what]
-    print(f"{len(MUTANTS) - len(survivors)} of {len(MUTANTS)} mutants caught")
+    print(f"{len(chosen) - len(survivors)} of {len(chosen)} mutants caught")
     sys.exit(bool(survivors))
 
 

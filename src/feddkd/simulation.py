@@ -15,16 +15,29 @@ from feddkd.engines.select import find_device, open_engine
 from feddkd.engines.serial import Serial
 from feddkd.errors import InputError, RunError
 from feddkd.method import Method, World
+from feddkd.methods.aggregation import with_secret_noise
 from feddkd.models.functional import Model
 from feddkd.models.proof import FEW, prove
+from feddkd.rounds.attacks import NO_ATTACK, Attack
+from feddkd.rounds.attacks.success import success
 from feddkd.rounds.availability import Tolerance
 from feddkd.rounds.costs import Costs
 from feddkd.rounds.demands import check_demands
-from feddkd.rounds.evaluation import Protocol, Sample, confusions
+from feddkd.rounds.evaluation import Protocol, confusions
+from feddkd.rounds.evaluation_phases import Sample
+from feddkd.rounds.job_checks import (
+    check_batches,
+    check_classes,
+    check_public,
+    warn_of_nothing_private,
+)
+from feddkd.rounds.judging import ALWAYS, Judging
 from feddkd.rounds.loop import PATIENT, Row, Run, cohort_size, play
 from feddkd.rounds.metrics import DEFAULT, Metric
 from feddkd.rounds.privacy import ledger
 from feddkd.rounds.remarks import remark_on_batches
+from feddkd.rounds.selection import UNIFORM, Selection
+from feddkd.rounds.selection.cohorts import opened
 from feddkd.tasks.task import check_offers
 from feddkd.tensors import Groups, Tensors, to
 from feddkd.trees import Tree, first_tensor, take, tensors_of
@@ -54,7 +67,10 @@ class Job:
     protocol: Protocol = Protocol.GLOBAL
     metrics: Sequence[Metric] = DEFAULT
     tolerance: Tolerance = PATIENT
+    judging: Judging = ALWAYS
     diagnostics: bool = False
+    selection: Selection = UNIFORM
+    attack: Attack = NO_ATTACK  # `method` must be attack.on(method)
     delta: float | None = None  # goes with the epsilon that methods with noise report
 
     @property
@@ -125,6 +141,11 @@ class Simulation:
         self.engine.close()
 
     def _check(self) -> None:
+        if self.engine.remote and self.job.attack.aim and self.job.protocol is not Protocol.GLOBAL:
+            raise InputError(
+                f"attack {self.job.attack} is judged on the shared model on Flower, and this run"
+                ' judges each client\'s: set evaluation = "global"'
+            )
         sizes = [size for federation in self.begun.federations for size in federation.sizes]
         if not self.engine.remote and not all(sizes):
             raise InputError(
@@ -137,11 +158,24 @@ class Simulation:
                 " Flower they stay on their nodes; run it on another engine"
             )
 
+        whole = [metric.name for metric in self.job.metrics if metric.whole is not None]
+        if whole and (self.engine.remote or self.job.protocol is not Protocol.GLOBAL):
+            raise InputError(
+                f"metric {whole[0]!r} needs all predictions at once: it is for evaluation='global'"
+                " on this machine"
+            )
+
     def _restore(self, snapshots: Sequence[Snapshot]) -> None:
+        for run, memos in zip(self.runs, self.begun.malicious, strict=True):
+            if memos and not self.engine.remote:
+                self.engine.restore(run.index, memos)
         for run, snapshot in zip(self.runs, snapshots, strict=False):
             run.state, run.costs = snapshot.state, snapshot.costs
             self.engine.restore(run.index, snapshot.memos)
             self.engine.adopt(snapshot.engine)
+        if self.engine.remote:  # its clients are sent the seed
+            for run in self.runs:
+                run.state = with_secret_noise(run.state)
 
     def rounds(self) -> Iterator[dict[int, Row]]:
         """Return an iterator over the remaining rounds. It yields the rows of a round by run.
@@ -182,9 +216,18 @@ class Simulation:
             diagnostics=job.diagnostics,
             first=first,
             tolerance=job.tolerance,
+            judging=job.judging,
+            selection=job.selection,
         ):
             self.round = rows[0]["round"]
-            yield rows
+            yield [{**row, **self._success(run)} for run, row in zip(self.going, rows, strict=True)]
+
+    def _success(self, run: Run) -> dict[str, float]:
+        """Return the success rate of the attack on a run's model, if the attack has an aim."""
+        if not self.begun.aims:
+            return {}
+        engine = self._serial(self.begun.aims)
+        return success(engine, run, self.job.protocol, self.begun.sample)
 
     @property
     def going(self) -> list[Run]:
@@ -223,7 +266,10 @@ class Simulation:
         """
         if self.engine.remote:  # the clients' memos are in other processes
             return self.engine
-        plain = Serial(self.model, self.begun.federations, self.begun.memos, self.job.dtype)
+        return self._serial(self.begun.federations)
+
+    def _serial(self, federations: Sequence[Federation]) -> Engine:
+        plain = Serial(self.model, federations, self.begun.memos, self.job.dtype)
         for run in self.going:
             plain.restore(run.index, self.engine.memos_of(run.index))
         return plain
@@ -237,6 +283,8 @@ class Begun(NamedTuple):
     runs: list[Run]
     memos: list[Groups]  # the first memo of the clients, for each run
     sample: Sample  # what one example's output and target look like
+    malicious: list[Mapping[int, Groups]]  # the first memos that differ from these
+    aims: list[Federation]  # their test examples call for what the attack aims at, if at anything
 
 
 def begin(job: Job, device: torch.device) -> Begun:
@@ -247,11 +295,16 @@ def begin(job: Job, device: torch.device) -> Begun:
     if job.diagnostics:
         check_offers(task, frozenset({"classes"}), "diagnostics")
     job.tolerance.availability.check(job.method.fitted(job.model), job.clients)
-    job.cohort_size  # noqa: B018  # raises if there are too few clients
+    job.attack.check_fits(job.method, task, job.clients)
+    job.selection.check_fits(job.method, job.clients, job.cohort_size)
     federations = together(
-        [start.federation.to(device).for_task(task, job.dtype) for start in job.starts]
+        [
+            job.attack.federation(start.federation, start.seed).to(device).for_task(task, job.dtype)
+            for start in job.starts
+        ]
     )
     model, runs, memos = job.model.on(device, job.dtype), list[Run](), list[Groups]()
+    malicious = list[Mapping[int, Groups]]()
     for index, (start, federation) in enumerate(zip(job.starts, federations, strict=True)):
         params, buffers = (to(group, device, job.dtype) for group in (start.params, start.buffers))
         if index == 0:
@@ -259,7 +312,9 @@ def begin(job: Job, device: torch.device) -> Begun:
             tried = federation.transform(_few(federation.x), job.dtype)
             model = prove(model, params, buffers, tried)
         sample = _check_fit(model, params, buffers, federation, job)
-        _check_public(job.method, federation)
+        check_public(job.method, federation)
+        check_batches(model, params, buffers, federation, job.method, job.dtype)
+        warn_of_nothing_private(model, job.method)
         world = World(
             ("method", start.seed),
             len(federation.train),
@@ -280,9 +335,12 @@ def begin(job: Job, device: torch.device) -> Begun:
             federation.sizes,
             free_memory(device),
         )
+        state = {**state, **opened(job.selection, job.clients)}
         runs.append(Run(index, start.seed, state, validates, empty=like.new_zeros(())))
         memos.append(memo)
-    return Begun(model, federations, runs, memos, sample)
+        malicious.append(job.attack.first_memos(memo, job.clients, start.seed))
+    aims = job.attack.aims(federations)
+    return Begun(model, federations, runs, memos, sample, malicious, aims)
 
 
 def _few(x: Tree) -> Tree:
@@ -308,21 +366,9 @@ def _check_fit(
     with torch.no_grad():
         key = key.to(federation.device)
         output = model(params, buffers, x, mode="eval", key=key).logits
+    if "classes" in model.task.offers and output.ndim == 2:
+        check_classes(output, federation.classes)
     model.task.check_fit(federation.x, output, federation.y)
-    if "classes" in model.task.offers and output.shape[1] < federation.classes:
-        raise InputError(
-            f"labels go up to {federation.classes - 1}, so an example needs {federation.classes}"
-            f" logits or more; the network returns {output.shape[1]}"
-        )
     sample = Sample(output[:1].cpu(), take(federation.y, slice(1)), model.task)
     sample.check(job.metrics)
     return sample
-
-
-def _check_public(method: Method, federation: Federation) -> None:
-    reading = [phase for phase in method.phases if "public" in phase.reads.source]
-    if reading and not len(federation.public):
-        raise InputError(
-            f"{method} reads public data, and there is none: set a part of the training set aside,"
-            " as in public = 0.05, or give public=..."
-        )

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from feddkd import InputError, Result, dkd, fedavg, functional, simulate
+from feddkd.api.divided import gathered
+from feddkd.tasks.labels import classification
 from small import clients, distance, network, pooled
 
 DATA, NET = clients(), network()
@@ -168,7 +170,7 @@ def state(**changes: Tensor | None) -> Mapping[str, Tensor]:
         ({"evaluation": ["global"]}, "evaluation"),
         ({"clients": [DATA[0], bare(label=3)]}, r"labels go up to 3.* returns 3"),
         ({"test": bare(label=9)}, "labels go up to 9"),
-        ({"test": None}, "test: .*NoneType"),
+        ({"test": None}, "test is missing"),
         ({"test": bare((0, 5))}, "test: .*empty"),
         ({"validation": bare((0, 5))}, "validation: .*empty"),
         ({"model": nn.Linear(9, 3)}, r"cannot read examples of shape \(5,\)"),
@@ -212,3 +214,23 @@ def test_what_cannot_be_used_is_refused_in_words(changes: dict[str, Any], says: 
         }
     with pytest.raises(InputError, match=says):
         run(**changes)
+
+
+@pytest.mark.parametrize("kind", ["f4", "f8", "u1", ">f4", "i8"])
+def test_clients_read_together_are_those_read_one_by_one(kind: str) -> None:
+    draw = np.random.default_rng(0)
+    pairs = [
+        (draw.integers(0, 9, (size, 3)).astype(kind), draw.integers(0, 2, size))
+        for size in (4, 1, 6)
+    ]
+    whole, single = (
+        gathered(form(pairs), pairs[2], [pairs[1]] * 3, None, pairs[0], classification())
+        for form in (list, lambda pairs: [list(zip(x, y, strict=True)) for x, y in pairs])
+    )
+    assert whole.x.dtype == single.x.dtype
+    assert torch.equal(whole.x, single.x)
+    assert torch.equal(whole.y, single.y)
+    for part in ("train", "own_test"):
+        assert [*map(list, getattr(whole, part))] == [*map(list, getattr(single, part))]
+    for part in ("test", "validation", "public"):
+        assert list(getattr(whole, part)) == list(getattr(single, part))

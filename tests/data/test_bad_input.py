@@ -72,7 +72,7 @@ def run(feddkd: Feddkd, *settings: str) -> Done:
         ({"x_test": IMAGES[:0], "y_test": np.arange(0)}, "empty"),
         ({"y_train": np.arange(60) - 1}, "these are in -1..58"),
         ({"y_train": np.full(60, 10**9)}, "0..99999"),
-        ({"y_train": np.arange(60) / 7}, "whole numbers"),
+        ({"y_train": np.arange(60) / 7}, "targets must be alike"),
         ({"y_train": np.arange(59)}, "60 examples need labels of shape (60,), not (59,)"),
         (
             {"x_train": IMAGES[:4], "y_train": np.arange(4)},

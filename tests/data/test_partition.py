@@ -58,6 +58,8 @@ COMPLETE = [
     "shards()",
     "domains()",
 ]
+COMPLETE += ["owners()", "quantity()", "quantity(alpha=0.1, minimum=3)", "power_law(exponent=1.5)"]
+COMPLETE += ["dirichlet(alpha=0.2, form='mixtures', minimum=1)"]
 COMPLETE += ["dirichlet(alpha=0.5, minimum=1)", "dirichlet(alpha=0.5, form='fedma', minimum=1)"]
 OTHERS = ["classes(per_client=4, form='independent')", "classes(per_client=4, form='star')"]
 OTHERS += ["dirichlet(alpha=0.5, form='fedgen', minimum=1, ratio=0.9)"]
@@ -76,7 +78,7 @@ def test_the_same_key_gives_the_same_split(text: str) -> None:
     assert draw(text, table(), 5, 7).digest == draw(text, table(), 5, 7).digest
 
 
-@pytest.mark.parametrize("text", [text for text in COMPLETE + OTHERS if text != "domains()"])
+@pytest.mark.parametrize("text", sorted({*COMPLETE, *OTHERS} - {"domains()", "owners()"}))
 def test_another_key_gives_another_split(text: str) -> None:
     assert len({draw(text, table(), 5, seed).digest for seed in range(5)}) == 5
 
@@ -93,6 +95,48 @@ def test_iid_sizes_differ_by_at_most_one(seed: int, count: int, clients: int) ->
     if count >= clients:
         found = sizes(draw("iid()", table(count, 1), clients, seed))
         assert max(found) - min(found) <= 1
+
+
+@given(seed=seeds, minimum=st.integers(1, 6), clients=st.integers(2, 40))
+def test_sizes_are_at_least_the_minimum(seed: int, minimum: int, clients: int) -> None:
+    for text in (f"quantity(alpha=0.2, minimum={minimum})", f"power_law(minimum={minimum})"):
+        assert min(sizes(draw(text, table(60, 4), clients, seed))) >= minimum
+
+
+def test_sizes_follow_the_power_law() -> None:
+    found = np.sort(sizes(draw("power_law(exponent=1.0)", table(10_000, 1), 10)))[::-1]
+    shares = 1 / np.arange(1, 11)
+    np.testing.assert_allclose(found, 1 + 9_990 * shares / shares.sum(), atol=1)
+
+
+def test_quantity_has_the_variance_of_a_dirichlet_draw() -> None:
+    alpha, clients = 0.5, 4
+    drawn = [
+        sizes(draw(f"quantity(alpha={alpha})", table(4_000, 1), clients, s)) for s in range(400)
+    ]
+    shares = np.array(drawn) / 4_000
+    expected = (1 / clients) * (1 - 1 / clients) / (clients * alpha + 1)
+    assert shares.var() == pytest.approx(expected, rel=0.1)
+
+
+def test_mixtures_serve_many_small_clients_of_equal_size() -> None:
+    data = table(500, 10)
+    split = draw("dirichlet(alpha=0.05, form='mixtures', minimum=10)", data, 500)
+    assert set(sizes(split)) == {10}
+    held = counts(split, data.labels, 10)
+    alike = counts(draw("iid()", data, 500), data.labels, 10)
+    assert (held > 0).sum(1).mean() < 0.5 * (alike > 0).sum(1).mean()
+
+
+def test_fewer_clients_than_owners_get_some_of_the_owners() -> None:
+    data = table()
+    assert data.domains is not None
+    split = draw("owners(minimum=50)", data, 3)
+    for own in split.train:
+        (owner,) = set(data.domains[own])
+        assert len(own) == (data.domains == owner).sum() >= 50
+    with pytest.raises(InputError, match="too few for 6 clients"):
+        draw("owners()", data, 6)
 
 
 @settings(deadline=None)

@@ -20,7 +20,17 @@ from feddkd.data.sources import SOURCES
 from feddkd.errors import InputError
 from feddkd.randomness import generator
 
-FILED = ["emnist", "mnist", "cifar10", "cifar100", "svhn", "usps", "mnist_m"]
+FILED = [
+    "ag_news",
+    "emnist",
+    "fashion_mnist",
+    "mnist",
+    "cifar10",
+    "cifar100",
+    "svhn",
+    "usps",
+    "mnist_m",
+]
 RNG = generator(("test",))
 X, Y = (
     torch.from_numpy(RNG.integers(0, 256, (8, 1, 4, 4), np.uint8)),
@@ -102,7 +112,7 @@ def test_examples_need_not_be_images() -> None:
             Pairs([("picture", 1)]),
             "the example of item 0 must be a tensor or an array of numbers, not str",
         ),
-        (Pairs([]), "one shape, not 0"),
+        (Pairs([]), "empty"),
     ],
 )
 def test_examples_that_make_no_sense_are_refused_with_the_reason(source: Any, reason: str) -> None:
@@ -169,11 +179,13 @@ def test_an_empty_folder_and_a_damaged_file_are_told_in_one_line_that_names_the_
 
 def test_every_source_can_be_written_down_and_tells_about_itself() -> None:
     for name in SOURCES:
-        source = SOURCES.one(f"{name}(path='a')" if "path" in SOURCES.options(name) else name)
+        options = {"path": "path='a'", "shape": "shape='1x2x2', classes=2"}
+        needed = [options[key] for key, usual in SOURCES.options(name).items() if key in options]
+        source = SOURCES.one(f"{name}({', '.join(needed)})")
         assert SOURCES.one(str(source)) == source
         assert source.summary
-        assert source.origin
-        assert "normalise(" in source.transform
+        assert source.origin or name == "described"
+        assert not source.transform or "normalise(" in source.transform
 
 
 def test_importing_the_sources_imports_no_heavy_package() -> None:

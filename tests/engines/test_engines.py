@@ -163,6 +163,22 @@ def test_several_seeds_in_one_program_are_the_seeds_one_by_one(text: str, norm: 
     assert apart(together, alone) < 1e-12
 
 
+def test_what_clients_keep_takes_no_more_memory_than_its_numbers() -> None:
+    kept: list[torch.Tensor] = []
+
+    class Spied(Batched):
+        def close(self) -> None:
+            groups = (group for memo in self.memos.values() for group in memo.values())
+            kept.extend(tensor for group in groups for tensor in group.values())
+            super().close()
+
+    run(Spied, "scaffold(epochs=1, batch_size=8)", False, strategy="vmap", sizes=[9] * 5)
+    held = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in kept}
+    needed = {tensor.data_ptr(): tensor.nbytes for tensor in kept}
+    assert len(needed) > 5
+    assert sum(storage.nbytes() for storage in held.values()) <= sum(needed.values())
+
+
 @pytest.mark.parametrize(
     "places", [program_lanes, lambda active: 99], ids=["those of compiled programs", "all lanes"]
 )

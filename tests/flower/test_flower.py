@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from feddkd.flower.flwr_internals import retry_content_sooner
 from feddkd.flower.transport import bytes_in, json_record, tensor_record
 from feddkd.flower.wire import pack, unpack
 from feddkd.method import Exchange
+from feddkd.methods import aggregation
 from feddkd.runs.prepare import prepare
 from feddkd.runs.record import find
 from feddkd.runs.runner import execute
@@ -74,13 +76,22 @@ def test_unshuffled_examples_are_read_as_on_serial(tmp_path: Path) -> None:
     check_same(tmp_path / "serial", tmp_path / "flower")
 
 
-def test_noise_falls_on_the_same_tensors_as_on_serial(tmp_path: Path) -> None:
-    method = (
-        f"fedavg({LOCAL}, clip=1.0, noise=0.1) | dkd(steps=1, batch_size=16, clip=1.0, noise=0.1)"
-    )
-    serial(tmp_path / "serial", method, rounds=1)
-    flower(tmp_path / "flower", method, rounds=1)
-    assert apart(final(tmp_path / "serial"), final(tmp_path / "flower")) < 1e-12
+def test_noise_has_its_deviation_and_no_seed_gives_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attack: a node that knows the seed redraws the noise and removes it from the model."""
+    method, exact = "fedavg(steps=1, batch_size=8, clip=1.0, noise={z})", tmp_path / "exact"
+    places: dict[str, Any] = {"model": "mlp(hidden='256')", "rounds": 1}
+    serial(tmp_path / "redrawn", method.format(z=0.5), **places)
+    flower(tmp_path / "noisy", method.format(z=0.5), **places)
+    monkeypatch.setattr(aggregation, "secret_normal", np.zeros)
+    flower(exact, method.format(z=0.5), **places)
+    noises = []
+    for folder in ("noisy", "redrawn"):
+        noise = [final(tmp_path / folder)[name] - clean for name, clean in final(exact).items()]
+        noises.append(torch.cat([part.flatten() for part in noise]))
+        assert float(noises[-1].std()) == pytest.approx(0.5 / 3, rel=0.03)
+    assert abs(float(torch.corrcoef(torch.stack(noises))[0, 1])) < 0.05
 
 
 @pytest.mark.parametrize(

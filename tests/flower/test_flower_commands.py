@@ -75,6 +75,10 @@ WRONG = {
     "client host:1 --part 0 --parts 2 --key k --authority k --network none.py": (
         "there is no file none.py"
     ),
+    "client host:1 --part 0 --parts 2 --key k --authority k --least 5": "go with --secure",
+    "client host:1 --part 0 --parts 2 --key k --authority k --secure --peers none": (
+        "there is no folder none"
+    ),
     "key k": "k already holds a key",
     "init full": "full is not empty",
     "server tiny.toml --folder full --keys full": "no public keys (*.pub) in full",

@@ -7,6 +7,8 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +18,9 @@ from hypothesis import strategies as st
 
 pytest.importorskip("flwr")
 
-from feddkd.flower import client_masking, shares
+from feddkd.flower import client_masking, opened_sums, shamir, shares
+from feddkd.flower.client_masking import NodeKeys
+from feddkd.flower.deployment.credentials import make_node
 from feddkd.flower.masking import (
     Words,
     decode,
@@ -29,6 +33,7 @@ from feddkd.flower.masking import (
     weights,
 )
 from feddkd.flower.messages import ExchangeRequest, FederationFacts, MaskingOrder, PublicKeys
+from feddkd.flower.opened_sums import save_sums, with_sums
 from feddkd.flower.wire import NodeMemory, WireError, unpack
 from feddkd.method import Collect
 from feddkd.tensors import Groups, stack, weighted_mean
@@ -38,11 +43,11 @@ FACTS = FederationFacts((), 10, 1.0)
 NAMES = ["0-1", "1-1", "1-2"]  # a round of local training and two steps of DKD
 
 
-def upload(k: int) -> Groups:
-    draw = torch.Generator().manual_seed(k)
+def upload(k: int, round: int = 1) -> Groups:
+    draw = torch.Generator().manual_seed(k + 10_000 * round)
     return {
         "params": {"w": torch.randn(40, 25, generator=draw, dtype=torch.float64)},
-        "control": {"c": torch.tensor([k / 3])},
+        "control": {"c": torch.randn(3, generator=draw)},
     }
 
 
@@ -121,16 +126,16 @@ def test_masks_look_uniform() -> None:
 
 def test_fewer_shares_than_the_threshold_do_not_give_the_secret() -> None:
     seed = shares.new_seed()
-    cut = shares.split(seed, 3, 5)
-    assert shares.join([cut[4], cut[0], cut[2]]) == seed
-    assert [shares.number(share) for share in cut] == [1, 2, 3, 4, 5]
+    cut = shamir.split(seed, 3, 5)
+    assert shamir.join([cut[4], cut[0], cut[2]]) == seed
+    assert [shamir.number(share) for share in cut] == [1, 2, 3, 4, 5]
     with suppress(WireError):  # what comes out seldom looks like a secret at all
-        assert shares.join(cut[:2]) != seed
+        assert shamir.join(cut[:2]) != seed
 
 
 def test_sealed_shares_open_for_one_receiver_from_one_sender_and_whole() -> None:
     a, b = shares.new_key(), shares.new_key()
-    channel, own = shares.agree(a, shares.public(b)), [b"s" * shares.SHARE]
+    channel, own = shares.agree(a, shares.public(b)), [b"s" * shamir.SHARE]
     assert channel == shares.agree(b, shares.public(a))
     sealed = shares.seal(channel, 0, 1, own, own)
     assert shares.unseal(channel, 0, 1, sealed, 1) == (own, own)
@@ -159,11 +164,22 @@ class Cohort:
     kept: dict[int, NodeMemory] = field(default_factory=dict)
     public: dict[int, PublicKeys] = field(default_factory=dict)
     sealed: dict[int, Mapping[int, str]] = field(default_factory=dict)
+    digest: str = "digest"  # of the experiment
+    scale: float = 1.0  # of the uploads
+    shift: float = 0.0  # of each of their numbers
+
+    def upload(self, k: int, name: str) -> Groups:
+        return {
+            group: {name: tensor * self.scale + self.shift for name, tensor in tensors.items()}
+            for group, tensors in upload(
+                k + 1000 * int(name[-1]) + int(name[0]), self.round
+            ).items()
+        }
 
     def __post_init__(self) -> None:
         for k in self.clients:
             self.public[k], self.kept[k] = client_masking.begin(
-                k, self.session, "digest", self.round, NAMES, self.kept.get(k, {})
+                k, self.session, self.digest, self.round, NAMES, self.kept.get(k, {})
             )
         for k in self.clients:
             reply, self.kept[k] = client_masking.deal(k, self.session, 4, self.public, self.kept[k])
@@ -179,9 +195,9 @@ class Cohort:
         index, step = map(int, name.split("-"))
         key = (3, round or self.round, index, step)
         request = ExchangeRequest({}, FACTS, k, key, "local", "", "", None)
-        order = order or self.order(k, name)
+        order, computed = order or self.order(k, name), self.upload(k, name)
         content, self.kept[k] = client_masking.masked(
-            request, order, "digest", RULES, 10 * k, upload(k), self.kept[k]
+            request, order, self.digest, RULES, 10 * k, computed, {}, self.kept[k]
         )
         return from_groups(unpack(content))
 
@@ -191,13 +207,13 @@ class Cohort:
 
     def secret(self, member: int, survivors: Sequence[int], name: str) -> bytes:
         """Return the secret that the server joins from the survivors' shares."""
-        return shares.join(
+        return shamir.join(
             [bytes.fromhex(self.told(k, survivors, name)[member]) for k in survivors[:4]]
         )
 
 
-def plain(k: int) -> Words:
-    return encode(upload(k), weights(RULES, 10 * k), 5)
+def plain(k: int, name: str = "0-1") -> Words:
+    return encode(upload(k + 1000 * int(name[-1]) + int(name[0])), weights(RULES, 10 * k), 5)
 
 
 def test_a_masked_upload_has_no_word_of_the_plain_one_nor_of_another_time() -> None:
@@ -245,7 +261,7 @@ def test_for_an_exchange_there_is_one_set_of_survivors_for_ever() -> None:
         cohort.told(2, [2, 3, 5, 8])
     again = Cohort(session="again", kept=cohort.kept)  # a server that plays the round once more
     again.masked(2)
-    with pytest.raises(WireError, match="already revealed"):
+    with pytest.raises(WireError, match="nearly the same upload"):
         again.told(2, [2, 3, 5, 7, 8])
     assert again.told(2, [2, 3, 5, 7])
     later = Cohort(session="later", round=2, kept=again.kept)
@@ -253,8 +269,125 @@ def test_for_an_exchange_there_is_one_set_of_survivors_for_ever() -> None:
     assert later.told(2, [2, 3, 5, 7, 8])
     back = Cohort(session="back", kept=later.kept)
     back.masked(2)
-    with pytest.raises(WireError, match="already revealed"):
+    with pytest.raises(WireError, match="nearly the same upload"):
         back.told(2, [2, 3, 5, 7, 8])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"digest": "of another experiment"}, {"scale": 1.5}, {"scale": 3.0, "shift": 1e-5}],
+    ids=["the same", "another key", "another learning rate", "and a little noise"],
+)
+@pytest.mark.parametrize("restarted", [False, True])
+def test_nearly_the_same_upload_is_in_sums_for_one_set_of_survivors(
+    changes: dict[str, Any], restarted: bool, tmp_path: Path
+) -> None:
+    first = Cohort()
+    for k in first.clients:
+        first.masked(k)
+    first.told(2, [2, 3, 5, 7])
+    kept = first.kept
+    if restarted:
+        save_sums(tmp_path, {}, kept[2])
+        kept = {2: with_sums(tmp_path, {})}
+    second = Cohort(session="second", kept=kept, **changes)
+    for k in second.clients:
+        second.masked(k)
+    with pytest.raises(WireError, match="nearly the same upload"):
+        second.told(2, [2, 3, 5, 7, 8])
+    assert second.told(2, [2, 3, 5, 7])
+
+
+def test_uploads_that_differ_are_in_any_sums() -> None:
+    first = Cohort()
+    first.masked(2)
+    first.told(2, [2, 3, 5, 7])
+    for round in range(2, 6):
+        later = Cohort(session=str(round), round=round, kept=first.kept)
+        later.masked(2)
+        assert later.told(2, [2, 3, 5, 8] if round % 2 else later.clients)
+
+
+def test_the_memory_of_sums_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opened_sums, "MOST", 5)
+    memory, record = opened_sums.new_memory(), opened_sums.RECORD.itemsize
+    for k in range(20):
+        found = opened_sums.sketches(memory, upload(k), {})
+        memory = opened_sums.remember(memory, found, [1, 2, 3])
+    assert len(memory) == opened_sums.SALT + 5 * record
+
+
+# --- keys that hospitals have exchanged by hand
+
+
+@pytest.fixture
+def hospitals(tmp_path: Path) -> Path:
+    """Return a folder with the keys of three hospitals; the public ones are in keys/."""
+    (tmp_path / "keys").mkdir()
+    for k in (2, 3, 5):
+        make_node(tmp_path / f"{k}")
+        (tmp_path / f"{k}.pub").rename(tmp_path / "keys" / f"{k}.pub")
+    return tmp_path
+
+
+Signed = tuple[dict[int, PublicKeys], dict[int, NodeMemory]]
+
+
+def announced(folder: Path, signers: Mapping[int, str], session: str = "s") -> Signed:
+    """Return what each client announces, and what it keeps; `signers` have signed."""
+    made = {
+        k: client_masking.begin(
+            k, session, "digest", 1, NAMES, {}, NodeKeys(folder / signer if signer else None)
+        )
+        for k, signer in signers.items()
+    }
+    return {k: keys for k, (keys, _) in made.items()}, {k: kept for k, (_, kept) in made.items()}
+
+
+def test_keys_that_each_hospital_has_signed_are_taken(hospitals: Path) -> None:
+    public, kept = announced(hospitals, {2: "2", 3: "3", 5: "5"})
+    node = NodeKeys(hospitals / "2", hospitals / "keys")
+    assert client_masking.deal(2, "s", 3, public, kept[2], node)
+
+
+@pytest.mark.parametrize(
+    ("signers", "why"),
+    [
+        ({3: ""}, "not signed by a known"),
+        ({3: "5"}, "signed by 5"),
+        ({3: "stranger"}, "not signed by a known"),
+    ],
+)
+def test_keys_that_a_server_has_swapped_are_refused(
+    signers: dict[int, str], why: str, hospitals: Path
+) -> None:
+    make_node(hospitals / "stranger")
+    public, kept = announced(hospitals, {2: "2", 3: "3", 5: "5", **signers})
+    node = NodeKeys(hospitals / "2", hospitals / "keys")
+    with pytest.raises(WireError, match=why):
+        client_masking.deal(2, "s", 3, public, kept[2], node)
+
+
+def test_a_signature_is_for_one_client_one_session_and_these_keys(hospitals: Path) -> None:
+    node = NodeKeys(hospitals / "2", hospitals / "keys")
+    earlier, _ = announced(hospitals, {2: "2", 3: "3", 5: "5"}, "earlier")
+    public, kept = announced(hospitals, {2: "2", 3: "3", 5: "5"})
+    swapped = replace(public[3], channel=public[5].channel)
+    for wrong in (earlier[3], swapped, replace(public[3], signature="00")):
+        with pytest.raises(WireError, match="signature under the keys of client 3"):
+            client_masking.deal(2, "s", 3, {**public, 3: wrong}, kept[2], node)
+    (hospitals / "keys" / "5.pub").rename(hospitals / "keys" / "five.pub")
+    twice = {**public, 7: public[5]}
+    with pytest.raises(WireError, match="clients 5 and 7 are both signed by five"):
+        client_masking.deal(2, "s", 3, twice, kept[2], node)
+
+
+def test_a_hospital_insists_on_its_least_threshold() -> None:
+    cohort = Cohort(session="other")
+    public, kept = client_masking.begin(2, "s", "digest", 1, NAMES, {})
+    with pytest.raises(WireError, match="at least 5"):
+        client_masking.deal(2, "s", 4, {**cohort.public, 2: public}, kept, least=5)
+    assert client_masking.deal(2, "s", 5, {**cohort.public, 2: public}, kept, least=5)
 
 
 @pytest.mark.parametrize(
@@ -314,7 +447,7 @@ def test_shares_are_dealt_once_with_a_threshold_that_means_something_and_under_o
     None
 ):
     cohort = Cohort()
-    with pytest.raises(WireError, match="already"):
+    with pytest.raises(WireError, match="already sent"):
         client_masking.deal(2, "s", 4, cohort.public, cohort.kept[2])
     told, kept = client_masking.begin(2, "s", "digest", 1, NAMES, {})
     fresh = {**cohort.public, 2: told}

@@ -263,27 +263,57 @@ def test_nobody_answering_ends_the_run(tmp_path: Path) -> None:
     assert "answered phase 'local', step 1, in round 1" in record.manifest["ended"]
 
 
-def test_a_wrong_share_ends_the_round_and_no_wrong_sum_is_taken_in(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+def wrong(at: int) -> Spoil:
+    """Damage a byte of the share of client 2's secret."""
+
+    def change(told: dict[str, Any]) -> None:
+        share = bytearray.fromhex(told["shares"]["2"])
+        share[at] ^= 2
+        told["shares"]["2"] = share.hex()
+
+    return page(change)
+
+
+# in its last byte, where the sharing itself notices, and in its first, where only what was
+# announced tells
+@pytest.mark.parametrize(
+    ("at", "why"), [(36, "do not fit together"), (4, "client 2's secret do not give it")]
+)
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_wrong_share_spoils_no_sum(
+    at: int, why: str, silent: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In its last block, where the sharing itself notices, and in its first, where only what was
-    announced tells.
-    """
+    """The sum is opened by the shares of the others if they are enough; else the round ends."""
 
-    def damage(at: int) -> Spoil:
-        def change(told: dict[str, Any]) -> None:
-            share = bytearray.fromhex(told["shares"]["2"])
-            share[at] ^= 1
-            told["shares"]["2"] = share.hex()
+    def tamper(part: int, asked: Message, reply: Message) -> Message | None:
+        kind = asked.metadata.message_type
+        if part == 3 and silent and kind == "train.local":
+            return None
+        return wrong(at)(reply) if (part, kind) == (0, "query.unmask") else reply
 
-        return page(change)
+    secure(tmp_path / "secure", f"fedavg({LOCAL})", Double(NodeApp(), 4, tamper))
+    assert why in caplog.text
+    if silent:
+        check_nothing_was_learnt(tmp_path / "secure", 2)
+    else:
+        serial(tmp_path / "serial", f"fedavg({LOCAL})", **FOUR)
+        assert apart(final(tmp_path / "serial"), final(tmp_path / "secure")) < QUANTUM
+        assert "shares of client 0 are wrong" in caplog.text
 
-    for at, why in ((51, "do not fit together"), (4, "client 2's secret do not give it")):
-        secure(
-            tmp_path / str(at), f"fedavg({LOCAL})", spoiling("query.unmask", 0, spoil=damage(at))
-        )
-        assert why in caplog.text
-        check_nothing_was_learnt(tmp_path / str(at), 2)
+
+def test_who_deals_shares_that_nobody_can_open_ends_one_round(tmp_path: Path) -> None:
+    garbage = page(lambda told: told.update(sealed=dict.fromkeys(told["sealed"], "AAAA")))
+    grid = Double(
+        NodeApp(),
+        4,
+        lambda part, asked, reply: (
+            garbage(reply) if (part, asked.metadata.message_type) == (1, "query.shares") else reply
+        ),
+    )
+    secure(tmp_path, f"fedavg({LOCAL})", grid, rounds=3)
+    first, *later = rows(tmp_path)
+    assert "ended" in first
+    assert [row["missing"] for row in later] == [[["local", 1, 1, "drop"]]] * 2
 
 
 def test_a_round_that_goes_bad_is_not_looked_through_upload_by_upload(tmp_path: Path) -> None:
@@ -343,6 +373,45 @@ def test_a_server_that_resumes_is_told_again_what_it_was_told_and_nothing_else(
         }
     else:
         assert apart(final(tmp_path / "serial"), final(tmp_path / "secure")) < QUANTUM
+
+
+CHANGED: dict[str, dict[str, Any]] = {
+    "rounds": {"rounds": 2},
+    "metrics": {"metrics": ["macro_f1"]},
+    "name": {"name": "another"},
+    "a later phase": {"method": f"fedavg({LOCAL}) | dkd(steps=1, batch_size=16, lr=0.3)"},
+    "a digit of the rate": {"method": f"fedavg({LOCAL[:-3]}0.1000001)"},
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "restarted"), [*((key, False) for key in CHANGED), ("metrics", True)]
+)
+def test_an_experiment_that_is_run_again_with_one_client_less_gives_no_upload_away(
+    key: str, restarted: bool, tmp_path: Path
+) -> None:
+    """The attack: A, the first sum, is over all clients, and B, the second, lacks client 3. Then
+    (A sum n - B (sum n - n_3)) / n_3 is the upload of client 3.
+    """
+    method, app = f"fedavg({LOCAL})", NodeApp(state=tmp_path)
+    grid = Double(app, 4)
+    secure(tmp_path / "first", method, grid)
+    if restarted:
+        for part in range(4):
+            grid.restart(part)
+    grid.tamper = lambda part, asked, reply: (
+        None if part == 3 and "train" in asked.metadata.message_type else reply
+    )
+    secure(tmp_path / "second", **{"method": method, "grid": grid, **CHANGED[key]})
+    start = prepare(Experiment(**{**SETTING, **FOUR, "method": method}), None)
+    sizes = start.federation.sizes
+    a, b = final(tmp_path / "first"), final(tmp_path / "second")
+    found = {n: (a[n] * sum(sizes) - b[n] * (sum(sizes) - sizes[3])) / sizes[3] for n in a}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Deaf, "deaf", frozenset({(1, 0, 1, client) for client in range(3)}))
+        patch.setattr(select, "ENGINES", {**select.ENGINES, "deaf": Deaf})
+        serial(tmp_path / "alone", method, "deaf", **FOUR)
+    assert apart(found, final(tmp_path / "alone")) > 0.01
 
 
 # --- what cannot be

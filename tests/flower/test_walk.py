@@ -20,6 +20,7 @@ pytest.importorskip("flwr")
 from feddkd.cli.predict import predict_command
 from feddkd.flower.deployment.credentials import make_node, make_server
 from feddkd.flower.deployment.processes import Processes, free_port
+from feddkd.flower.status import read_status
 from test_deployment import until, words
 
 pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
@@ -179,7 +180,8 @@ def walk(hosts: Hosts, folder: Path) -> None:
     with Processes(folder) as processes:
         places = ["--folder", server, "--keys", server / "keys", "--out", server / "runs"]
         run = [server / "federation.toml", *places, "--host", hosts.listens, "--port", port]
-        processes.start("server", hosts.on("server", "flower", "server", *run, "--join", 120))
+        run += ["--join", 120, "--log", "csv", "--log-file", server / "log" / "server.log"]
+        processes.start("server", hosts.on("server", "flower", "server", *run))
         until(lambda: words(server / "superlink.log").count("Created node_id") == 3, 60)
         for part, kind in enumerate(HOSPITALS):
             own, address = folder / kind, f"{hosts.server_of(kind)}:{port}"
@@ -190,6 +192,9 @@ def walk(hosts: Hosts, folder: Path) -> None:
         ended = processes.running.pop("server").wait(180)
         assert ended == 0, words(processes.log("server"))
         processes.check()
+    found = read_status(server)
+    assert {one["node"] for one in found["clients"].values()} == set(HOSPITALS)
+    assert "client 0 has joined" in words(server / "log" / "server.log")
     (final,) = server.glob("runs/*/final.safetensors")
     for kind in HOSPITALS:
         (model,) = (folder / kind).glob("models/*/final.safetensors")

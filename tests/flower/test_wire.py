@@ -29,8 +29,8 @@ def test_types_shapes_numbers_and_empty_groups_come_through() -> None:
 def test_tensors_that_share_memory_or_lie_crosswise_come_through() -> None:
     whole = torch.arange(6.0).reshape(2, 3)
     groups = {
-        "a": {"whole": whole, "turned": whole.T},
-        "b": {"row": whole[0], "wide": whole[:1].expand(4, 3)},
+        "a": {"part": whole[1], "whole": whole, "turned": whole.T, "none": whole[:0]},
+        "b": {"row": whole[0], "wide": whole[:1].expand(4, 3), "none": torch.zeros(0)},
     }
     found = unpack(pack(groups))
     assert all(

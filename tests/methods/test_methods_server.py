@@ -745,7 +745,7 @@ def played(
     model, method = functional(test_engines.network(norm)), parse(text)
     starts = [
         method.start(
-            model, *model.initial(("init", seed)), World(("method", seed), 4, 3, PUBLIC, 3)
+            model, *model.initial(("init", seed)), World(("method", seed), 4, 3, PUBLIC, 3, (3,))
         )
         for seed in seeds
     ]

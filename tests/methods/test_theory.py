@@ -185,6 +185,49 @@ def test_proposition_1_the_squared_total_variation_is_bounded_by_both_divergence
     assert left <= first + divergence(network(), teachers, inputs, q, student)
 
 
+def sides(
+    truths: list[Tensor], teachers: list[Tensor], students: list[Tensor], q: list[float]
+) -> tuple[float, float, float]:
+    """Return the squared total variation, L1' and L2' of given outputs: 1-norms and logarithms."""
+    variation = first = second = 0.0
+    for q_k, y, t, p in zip(q, truths, teachers, students, strict=True):
+        variation += q_k * float(((y - p).abs().sum(1) / 2).square().mean())
+        first += q_k * float((y * (y.log() - t.log())).sum(1).mean())
+        second += q_k * float((t * (t.log() - p.log())).sum(1).mean())
+    return variation, first, second
+
+
+def between(seed: int, epsilon: float, share: float) -> tuple[float, float, float]:
+    """Return the sides where truth and student are epsilon apart on two classes of equal chance,
+    and the teacher lies at this share of the way.
+    """
+    y = torch.full((20, 2), 0.5, dtype=torch.float64)
+    step = epsilon * torch.tensor([1.0, -1.0], dtype=torch.float64)
+    direction = random(20, 1, seed=seed).sign() * step
+    return sides([y], [y + share * direction], [y + direction], [1.0])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_proposition_1_is_tight_where_student_truth_and_teacher_are_near(seed: int) -> None:
+    """Pinsker: |y - t|^2 <= KL / 2. For two classes of equal chance both sides agree to the order
+    epsilon^2, and with the teacher half-way the two divergences together are exactly the bound.
+    """
+    for epsilon in (0.1, 0.01):
+        variation, first, second = between(seed, epsilon, 0.5)
+        assert variation <= first + second
+        assert variation / (first + second) == pytest.approx(1, rel=epsilon)
+    assert first < variation * 0.6  # without L2', or without L1', it is no bound
+    assert second < variation * 0.6
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 0.75, 1.0])
+def test_proposition_1_holds_wherever_the_teacher_lies(share: float) -> None:
+    variation, first, second = between(0, 0.05, share)
+    assert variation <= first + second
+    expected = 2 * (share**2 + (1 - share) ** 2)  # of the variation, to second order
+    assert (first + second) / variation == pytest.approx(expected, rel=0.02)
+
+
 # --- the permutation example of the introduction
 
 

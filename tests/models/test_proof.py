@@ -5,6 +5,7 @@ a functional form that computes something else is refused, with the layer's name
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,9 @@ def network() -> nn.Module:
 
 
 def proven(model: Model) -> Model:
-    return prove(model, *model.start(), torch.randn(4, 5, dtype=torch.float64))
+    x = torch.randn(4, 5, dtype=torch.float64)
+    x[2:] *= 10  # the largest numbers are not in the examples that are added first
+    return prove(model, *model.start(), x)
 
 
 def with_slots(model: Model, **slots: str) -> Model:
@@ -88,10 +91,25 @@ class Mixes(nn.Module):
         return self.mix(x) if self.training or not self.trained else x
 
 
+class SharedGradient(torch.autograd.Function):
+    """Couples the examples in the gradient alone."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Tensor:
+        return slope / len(slope)
+
+
 @pytest.mark.parametrize(
     ("net", "couples"),
     [
-        (Mixes(lambda x: x / x.abs().max()), True),
+        (Mixes(lambda x: x / x.detach().abs().max()), True),
         (Mixes(lambda x: x + 1e-3 * x.mean(0)), True),
         (Mixes(lambda x: x + x[torch.randperm(len(x))], trained=True), True),
         (Mixes(lambda x: x + (torch.rand(()) < 1e-3) * x.mean(0), trained=True), True),
@@ -101,6 +119,7 @@ class Mixes(nn.Module):
         (nn.LayerNorm(5), False),
         (network(), True),
         (Sums(), True),
+        (Mixes(SharedGradient.apply), True),
         (nn.Dropout(0.5), False),
     ],
     ids=[
@@ -114,6 +133,7 @@ class Mixes(nn.Module):
         "layer norm",
         "batch norm",
         "a buffer",
+        "gradient",
         "dropout",
     ],
 )

@@ -22,7 +22,7 @@ from feddkd.papers.cells import AT, Cell, RunValues, cells, orders
 from feddkd.papers.comparison import compare
 from feddkd.papers.definitions import Paper, Printed, PrintedCell, Quantity, read
 from feddkd.papers.figures import Panel, curves, figures, missing
-from feddkd.papers.report import page
+from feddkd.papers.report import pages
 from feddkd.papers.results import RecordedRun, Runs, collect, recorded, strangers
 from feddkd.papers.status import progress
 from feddkd.papers.tables import FORMATS, as_json
@@ -735,13 +735,14 @@ def test_the_page_has_tables_figures_and_findings_and_pictures_are_drawn_once(
             capsys=capsys,
             monkeypatch=monkeypatch,
         )
-        return (tmp_path / "page.md").read_text(encoding="utf-8")
+        written = [tmp_path / "page.md", *sorted((tmp_path / "page").glob("*.md"))]
+        return "".join(path.read_text(encoding="utf-8") for path in written)
 
     written = write()
     # of FedDKD's cells one run is there in part
-    assert "| `tiny` | 2/8 | 9/32 | 4 | 0 | 0 | 2 | 0 | - | 2 | 0 | - |" in written
+    assert "| [tiny](page/tiny.md) | 2/8 | 4 | 0 | 0 | 2 | 0 | 2 | 2 | - | - |" in written
     assert "partial, so far worse" in written
-    assert "![Accuracy for communications](pictures/curves.png)" in written
+    assert "![Accuracy for communications](../pictures/curves.png)" in written
     assert "1 of 2 seeds, 1 of 4 rounds: FedDKD (half)" in written
     assert "`loss`" in written
     assert "loss.png" not in written
@@ -764,17 +765,16 @@ def test_the_page_counts_the_columns_and_the_pairs_that_stand_in_the_printed_ord
         runs_of(drawn, "FedDKD", [[0.4, 0.7, 0.7, 0.7]] * 2),
         runs_of(drawn, "FedAvg", [[0.6] * 4] * 2),
     )
-    assert "| holds in 1 of 2 whole columns, 1 of 2 pairs |" in page(
-        drawn, slow_and_good | quick, "pictures"
-    )
+    summary = pages(drawn, slow_and_good | quick, "pictures", "page")[""]
+    assert "| holds in 1 of 2 whole columns, 1 of 2 pairs |" in summary
 
 
 def test_the_page_counts_the_cells_that_are_unlikely_to_differ_by_chance(drawn: Paper) -> None:
     near = runs_of(drawn, "FedDKD", [[0.4, 0.7, 0.7, 0.7], [0.4, 0.71, 0.7, 0.7]])
     far = runs_of(drawn, "FedDKD", [[0.4, 0.1, 0.1, 0.1], [0.41, 0.1, 0.1, 0.1]])
     # the printed rounds to the target, and ours, have no spread
-    assert "| 0 of 1 |" in page(drawn, near, "pictures")
-    assert "| 1 of 1 |" in page(drawn, far, "pictures")
+    assert "| 0 of 1 |" in pages(drawn, near, "pictures", "page")[""]
+    assert "| 1 of 1 |" in pages(drawn, far, "pictures", "page")[""]
 
 
 # The commands

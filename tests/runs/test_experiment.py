@@ -53,10 +53,14 @@ OTHER: list[dict[str, Any]] = [
     {"evaluation": "client_mean"},
     {"dtype": "float64"},
     {"availability": "random()"},
+    {"selection": "by_size()"},
+    {"attack": "sign_flip()"},
     {"min_clients": 2},
     {"on_divergence": "stop"},
     {"shuffle": False},
     {"shuffle": "distillation"},
+    {"task": "multilabel"},
+    {"client_tests": "own"},
 ]
 
 
@@ -144,7 +148,7 @@ def test_evaluation_follows_method_and_partition() -> None:
         ({"min_clients": 11}, ["min_clients is 11", "a cohort has 10"]),
         ({"on_divergence": "panic"}, ["on_divergence", "'drop', 'stop', 'continue'"]),
         ({"data": "digitz"}, ["data source", "'digitz'", "digits"]),
-        ({"partition": "iid() | iid()"}, ["one partition"]),
+        ({"partition": "iid() | iid()"}, ["'iid'", "noise"]),
         ({"model": "mlp(depth=2)"}, ["model", "'depth'", "hidden"]),
         ({"transform": "blur()"}, ["transform", "'blur'", "crop, flip, normalise, pad"]),
         ({"clients": 0}, ["clients", ">= 1", "0"]),
@@ -170,6 +174,25 @@ def test_a_wrong_value_is_named_with_its_key_and_what_would_be_right(
     assert all(part in str(caught.value) for part in named), str(caught.value)
 
 
+def test_variants_replace_keys_and_each_is_swept() -> None:
+    table = {
+        "method": "fedavg()",
+        "rounds": 3,
+        "variant": [{"name": "a"}, {"rounds": 5, "method": "fedbn()"}],
+        "sweep": {"seed": [0, 1]},
+    }
+    found = [(one.name, one.method, one.rounds, one.seed) for one in expand(table)]
+    assert found == [
+        ("a", "fedavg()", 3, 0),
+        ("a", "fedavg()", 3, 1),
+        ("", "fedbn()", 5, 0),
+        ("", "fedbn()", 5, 1),
+    ]
+    shorter = expand(overlaid(table, ["rounds=2"]))
+    assert {one.rounds for one in shorter} == {2}
+    assert table["variant"][1]["rounds"] == 5  # type: ignore[index]
+
+
 def test_a_sweep_makes_all_combinations_the_last_key_fastest() -> None:
     found = expand({"rounds": 3, "sweep": {"method": ["fedavg()", "fedbn()"], "seed": [5, 6, 7]}})
     assert [(e.method, e.seed, e.rounds) for e in found] == [
@@ -189,6 +212,11 @@ def test_a_sweep_makes_all_combinations_the_last_key_fastest() -> None:
         ({**BASE, "sweep": {"method": ["fedavg()"]}}, ["'method'", "sweep"]),
         ({**BASE, "sweep": {"cohort": [0.5, 5]}}, ["sweep", "twice"]),
         ({**BASE, "sweep": {"name": ["a", "b"]}}, ["sweep", "twice"]),
+        ({**BASE, "variant": 3}, ["variant", "[[variant]]"]),
+        ({**BASE, "variant": []}, ["variant", "[[variant]]"]),
+        ({**BASE, "variant": [{"sede": 1}]}, ["'sede'", "seed"]),
+        ({**BASE, "variant": [{"name": "a"}, {"name": "b"}]}, ["variant", "twice"]),
+        ({**BASE, "variant": [{"seed": 1}], "sweep": {"seed": [1]}}, ["variant", "sweep"]),
     ],
     ids=str,
 )
@@ -311,9 +339,13 @@ VALUES = st.recursive(
         st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
     ),
 )
-TABLES = st.dictionaries(st.sampled_from([*KEYS, "sweep", "nonsense"]), VALUES, max_size=6)
+TABLES = st.dictionaries(
+    st.sampled_from([*KEYS, "sweep", "variant", "nonsense"]), VALUES, max_size=6
+)
 SWEEPS = st.dictionaries(
-    st.sampled_from([*KEYS, "sweep", "nonsense"]), st.lists(ATOMS, max_size=2) | ATOMS, max_size=3
+    st.sampled_from([*KEYS, "sweep", "variant", "nonsense"]),
+    st.lists(ATOMS, max_size=2) | ATOMS,
+    max_size=3,
 )
 
 
@@ -360,5 +392,6 @@ def test_random_files_are_run_or_refused_in_words(tmp_path: Path, content: str) 
 
 def test_the_demo_is_an_experiment() -> None:
     path = Path(__file__).parents[2] / "examples" / "demo.toml"
-    sweep = tomllib.loads(path.read_text())["sweep"]
-    assert len(load(path)) == math.prod(len(values) for values in sweep.values())
+    table = tomllib.loads(path.read_text())
+    sizes = [len(table["variant"]), *(len(values) for values in table["sweep"].values())]
+    assert len(load(path)) == math.prod(sizes)

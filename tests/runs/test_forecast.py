@@ -11,7 +11,7 @@ from feddkd import Experiment
 from feddkd.cli.app import main
 from feddkd.cli.console import clock
 from feddkd.rounds.costs import Costs
-from feddkd.rounds.evaluation import judging
+from feddkd.rounds.evaluation_phases import judging
 from feddkd.runs.forecast import TimedExchange, _seconds, forecast
 from feddkd.runs.runner import How, execute
 
@@ -31,21 +31,29 @@ SERIAL = How("serial")
 
 
 @pytest.mark.parametrize(
-    "method",
+    "keys",
     [
-        "fedavg(epochs=2, batch_size=16) | dkd(steps=3, warmup=2)",
-        "scaffold(epochs=1)",
-        "feddistill(epochs=1)",
+        {"method": "fedavg(epochs=2, batch_size=16) | dkd(steps=3, warmup=2)"},
+        {"method": "scaffold(epochs=1)"},
+        {"method": "feddistill(epochs=1)"},
+        {"method": "fedbabu(epochs=1, tune_epochs=2)"},
+        {"method": "fedavg(epochs=1) | topk(share=0.1)", "selection": "power_of_choice()"},
     ],
 )
-def test_bytes_are_foretold_exactly(tmp_path: Path, method: str) -> None:
-    experiment = tiny(method=method)
+def test_bytes_are_foretold_exactly(tmp_path: Path, keys: dict[str, str]) -> None:
+    experiment = tiny(**keys)
     told = forecast([experiment], SERIAL)
     (summary,) = execute([experiment], out=tmp_path, engine="serial")
     assert (told.bytes_up, told.bytes_down) == (summary["bytes_up"], summary["bytes_down"])
     assert told.engine == "serial"
     assert 0 < told.seconds < 120
     assert told.memory is None or told.memory > 50_000_000  # torch alone is more
+
+
+def test_fine_tuning_before_an_evaluation_takes_time() -> None:
+    text = "fedavg(epochs=1) | fine_tune(epochs={}, batch_size=2)"
+    short, long = (forecast([tiny(method=text.format(n))], SERIAL).seconds for n in (1, 500))
+    assert long > 20 * short
 
 
 def test_what_is_done_is_not_foretold_again() -> None:

@@ -4,6 +4,7 @@ import io
 import json
 import re
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from feddkd.runs.record import find, folder_name
 from feddkd.runs.recorder import Recorder
 from feddkd.runs.runner import execute
 from feddkd.runs.summary import mean_and_std, summarise, to_target
+from feddkd.version import commit
 from playing import execute as execute_watched
 
 FEDDKD = "fedavg(epochs=1, batch_size=32) | dkd(steps=2)"
@@ -334,3 +336,32 @@ def test_a_figure_is_drawn_in_the_format_its_name_asks_for(runs: Path, tmp_path:
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(InputError, match=r"cannot draw to .*curves\.doc"):
         curves(find(runs), tmp_path / "curves.doc")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options", "precision"),
+    [("float32", {}, "fp32"), ("float64", {}, "fp64"), ("float32", {"precision": "bf16"}, "bf16")],
+)
+def test_a_record_says_by_which_code_in_which_precision_and_on_which_data(
+    tmp_path: Path, dtype: str, options: dict[str, str], precision: str
+) -> None:
+    e = experiment(dtype=dtype, rounds=1)
+    execute([e], out=tmp_path, engine="batched", options={"strategy": "loop", **options})
+    manifest = json.loads((tmp_path / folder_name(e) / "manifest.json").read_text())
+    assert manifest["precision"] == precision
+    assert manifest["engine"]["strategy"]
+    assert manifest["hardware"]["device"]
+    assert manifest["versions"].keys() >= {"feddkd", "python", "torch", "numpy"}
+    assert manifest["data"]["digest"] == prepare(e, None).data.digest
+    if (known := commit()) is not None:
+        assert manifest["versions"]["commit"].startswith(known[0])
+        assert len(known[0]) == 40
+
+
+def test_a_package_outside_a_repository_has_no_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even inside a repository of somebody else."""
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    monkeypatch.setattr("feddkd.version.__file__", str(tmp_path / "version.py"))
+    assert commit.__wrapped__() is None

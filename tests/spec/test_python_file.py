@@ -11,6 +11,7 @@ from feddkd import Experiment, InputError
 from feddkd.experiment import load
 from feddkd.flower import node_experiment
 from feddkd.flower.node_data import NodeConfig
+from feddkd.flower.wire import WireError
 from feddkd.runs.prepare import prepare
 
 NETS = """
@@ -127,5 +128,5 @@ def test_a_toml_file_may_name_files_and_a_run_is_resumed(files: Path, feddkd: Fe
 
 def test_a_flower_server_cannot_make_a_node_run_a_file(files: Path) -> None:
     spelled = json.dumps(make(model="nets.py:plain").as_dict())
-    with pytest.raises(InputError, match="Python file"):
+    with pytest.raises(WireError, match="Python file"):
         node_experiment._open(NodeConfig(0, 1), spelled, "{}")

@@ -15,6 +15,11 @@ METHODS = {
     "noise": (
         "fedavg(epochs=1, batch_size=32, clip=0.5, noise=4.0) | dkd(steps=2, clip=0.5, noise=9.0)"
     ),
+    "not sent yet": "fedavg(epochs=1, batch_size=32) | dkd(steps=2) | topk(share=0.1)",
+    "last update": (
+        "fedavg(epochs=1, batch_size=32, gather='centred', radius=0.1)"
+        " | dkd(steps=2, gather='centred', radius=0.1)"
+    ),
 }
 OFTEN = Every(rounds=1)
 ENGINES: dict[str, dict[str, Any]] = {

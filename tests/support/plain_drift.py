@@ -28,6 +28,15 @@ def features(net: nn.Module, x: Tensor) -> Tensor:
         return copy.deepcopy(net).eval()[:-1](x)  # type: ignore[no-any-return]
 
 
+def shifted_by(net: nn.Module, along: Numbers, by: float) -> nn.Module:
+    """A copy of a net with its weights moved by a multiple of some direction."""
+    other = copy.deepcopy(net)
+    with torch.no_grad():
+        for name, parameter in other.named_parameters():
+            parameter.add_(by * along[name])
+    return other
+
+
 def logits(net: nn.Module, x: Tensor) -> Tensor:
     with torch.no_grad():
         return copy.deepcopy(net).eval()(x)  # type: ignore[no-any-return]

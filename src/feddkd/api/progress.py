@@ -51,6 +51,8 @@ class RoundBars:
         if at not in self._tasks:
             self._tasks[at] = self._bars.add_task(title, total=rounds, note="")
         metric = headline([row])
-        value = metric.scale * row[metric.test_key]
-        note = f"test {value:.{metric.digits - 1}f}{metric.unit}"
+        note = "not evaluated"
+        if metric.test_key in row:
+            value = metric.scale * row[metric.test_key]
+            note = f"test {value:.{metric.digits - 1}f}{metric.unit}"
         self._bars.update(self._tasks[at], completed=row["round"], note=note)

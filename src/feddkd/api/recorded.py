@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from feddkd.engines.select import find_device
 from feddkd.errors import InputError
+from feddkd.method import own_tensors
 from feddkd.rounds.loop import Row
 from feddkd.runs.continuation import abreast, finished
 from feddkd.runs.description import RunDescription
@@ -39,7 +40,10 @@ def outcome_of(simulation: Simulation, history: list[Row]) -> Outcome:
     if run.error is not None:
         raise run.error
     memos = simulation.engine.memos_of(0)
-    private = {client: memo["private"] for client, memo in memos.items() if "private" in memo}
+    private: dict[int, Tensors] = {}
+    for client, memo in memos.items():
+        if tensors := own_tensors(memo):
+            private[client] = tensors
     return Outcome({**run.state["params"], **run.state["buffers"]}, history, private)
 
 

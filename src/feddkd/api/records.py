@@ -48,9 +48,9 @@ class LoadedRun:
         return None if self.record.in_memory else self.record.experiment
 
     @property
-    def target(self) -> float | None:
-        """The test accuracy whose cost is reported, if there is one."""
-        target: float | None = self.manifest["experiment"].get("target")
+    def target(self) -> float | str | None:
+        """The value of a metric on the test set whose cost is reported, if there is one."""
+        target: float | str | None = self.manifest["experiment"].get("target")
         return target
 
     @cached_property

@@ -30,7 +30,7 @@ class Result:
     # client -> the tensors it keeps
     private: dict[int, Tensors] = field(default_factory=dict, compare=False)
     method: str = ""
-    target: float | None = None  # test accuracy whose cost is reported
+    target: float | str | None = None  # whose cost is reported
 
     @property
     def summary(self) -> dict[str, Any]:

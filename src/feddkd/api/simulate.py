@@ -2,29 +2,30 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
+from feddkd.api.divided import gathered
 from feddkd.api.progress import RoundBars
 from feddkd.api.recorded import Outcome, outcome_of, simulate_recorded
 from feddkd.api.result import Result
-from feddkd.data.examples import Examples, examples
-from feddkd.data.federation import assemble
-from feddkd.data.transforms import transform
+from feddkd.data.federation import Federation
 from feddkd.errors import InputError, choices, line_of, unknown
 from feddkd.method import Method
 from feddkd.methods import parse
 from feddkd.models.functional import Model, built, functional
 from feddkd.models.weight_files import Initial, with_initial
+from feddkd.rounds.attacks import Attack, find_attack
 from feddkd.rounds.availability import Availability, OnDivergence, tolerance
 from feddkd.rounds.evaluation import find_protocol
+from feddkd.rounds.judging import Judging
 from feddkd.rounds.loop import Row
-from feddkd.rounds.metrics import Metric, find_metrics
+from feddkd.rounds.metrics import Metric, check_target, find_metrics
 from feddkd.rounds.remarks import remark
+from feddkd.rounds.selection import Selection, find_selection
 from feddkd.runs.description import describe_job
 from feddkd.simulation import DTYPES, Job, Simulation, Start
 from feddkd.spec.types import Chance, Count, Share, Whole, checked
@@ -38,8 +39,9 @@ T = TypeVar("T")
 def simulate(
     *,
     model: nn.Module | Model | Callable[[], nn.Module | Model],
-    clients: Sequence[Any],
-    test: Any,
+    clients: Sequence[Any] | Federation,
+    test: Any = None,
+    client_tests: Sequence[Any] | None = None,
     method: str | Method,
     validation: Any = None,
     public: Any = None,
@@ -53,15 +55,19 @@ def simulate(
     evaluation: str = "auto",
     metrics: Sequence[str | Metric] | None = None,
     task: str | Task = "classification",
+    evaluate_every: int = 1,
+    evaluate_clients: int | float = 1.0,
     diagnostics: bool = False,
     delta: float | None = None,
     availability: str | Availability = "always()",
+    selection: str | Selection = "uniform()",
+    attack: str | Attack = "none()",
     min_clients: int = 1,
     on_divergence: OnDivergence = "drop",
     out: str | Path | None = None,
     progress: bool | None = None,
     on_round: Callable[[Row], Any] | None = None,
-    target: float | None = None,
+    target: float | str | None = None,
 ) -> Result:
     """Run a method on data in memory and return its result.
 
@@ -69,8 +75,11 @@ def simulate(
         model: A module starts from the weights it has. A function or class without arguments that
             builds one is called under the seed, so that seeds differ in their first weights.
         clients: The examples of each client: pairs (x, y) of tensors or arrays, or torch data sets;
-            x as the network takes it.
-        test: The examples of the test set.
+            x as the network takes it. Or what `feddkd.divide` returns; then `test`, `validation`
+            and `public` are left out.
+        test: The examples of the test set. With `client_tests` it may be left out.
+        client_tests: The test examples of each client, a list as long as `clients`. A client's
+            model is then tested on its own examples.
         method: A method or its text, as in "fedavg(epochs=5) | dkd()".
         validation: Examples that choose the best round.
         public: Examples that the server has and may send to clients, for methods that need them.
@@ -84,13 +93,21 @@ def simulate(
         evaluation: Which models are tested on which data: "global", "client_mean" or
             "client_pooled". "auto" tests every client's model if clients keep tensors.
         metrics: The names of what is measured, the headline first: "accuracy" and "loss" by
-            default, or those of the task; also "macro_f1", "auc".
+            default, or those of the task; also "macro_f1", "auc", a `feddkd.extend.Metric`, or a
+            torchmetrics object where the global model is tested.
         task: What is learned: "classification", "binary", "multilabel", "regression",
             "segmentation", "language", or a `feddkd.Task`.
+        evaluate_every: Of this many rounds one is evaluated; the first and the last always are.
+        evaluate_clients: How many clients are evaluated, or which share of them, where
+            `evaluation` is one of clients: the same clients in all rounds.
         diagnostics: Add the theory's quantities (L1', L2', update norms, ...) to every row.
         delta: The delta of the epsilon that methods with noise report; 1 / (10 K) by default.
         availability: Which clients do not answer: "random(drop=0.1, late=0.05)",
             "trace(file='faults.csv')", or `feddkd.rounds.availability.listed(rows)`.
+        selection: Which clients are in a cohort: "uniform()", "by_size()", "round_robin()",
+            "by_group(groups='0-4; 5-9')", "power_of_choice()", "oort()".
+        attack: What malicious clients do: "label_flip(share=0.2)", "backdoor(clients='0, 3')",
+            "sign_flip()", "scaling()", "gaussian()".
         min_clients: With fewer clients left, a round ends.
         on_divergence: A client whose numbers are not finite is left out ("drop"), ends the run
             ("stop"), or is not looked for ("continue").
@@ -102,30 +119,19 @@ def simulate(
         progress: Show a progress bar on standard error; by default if that is a terminal.
         on_round: Called with the row of each round that is played. The run ends early if it returns
             True.
-        target: A value of the headline metric; the result's summary has the round and the costs at
-            which it was reached. The run does not stop there.
+        target: A value of the headline metric, or of a named one, as in "rmse <= 0.3". The result's
+            summary has the round and the costs at which it was reached; the run does not stop.
 
     Returns:
         The final tensors, a row of numbers for each round, and a summary. It prints as a table.
     """
-    if not isinstance(clients, Sequence):
-        raise InputError(
-            f"clients must be a list with the examples of each client, not {type(clients).__name__}"
-        )
     if on_round is not None and not callable(on_round):
         raise InputError(f"on_round must be a function, not {type(on_round).__name__}")
     if out is not None and not isinstance(out, str | Path):
         raise InputError(f"out must be the path of a folder, not {type(out).__name__}")
     learned = find_task(task)
-    read = partial(_examples, class_labels="labels" in learned.offers)
-    federation = assemble(
-        [read(client, f"client {k}") for k, client in enumerate(clients)],
-        read(test, "test"),
-        None if validation is None else read(validation, "validation"),
-        transform(""),
-        None if public is None else read(public, "public"),
-    )
-    chosen, seed = _method(method), checked(seed, Whole, "seed")
+    federation = gathered(clients, test, client_tests, validation, public, learned)
+    chosen, seed = find_attack(attack).on(_method(method)), checked(seed, Whole, "seed")
     network = _network(model, seed)
     network = network if initial is None else with_initial(network, initial)
     network = replace(network, task=learned)
@@ -137,14 +143,21 @@ def simulate(
         dtype=_dtype(dtype, start.params),
         rounds=checked(rounds, Count, "rounds"),
         cohort=cohort,
-        protocol=find_protocol(evaluation, chosen, own_tests=False),
+        protocol=find_protocol(evaluation, chosen, federation.own_test is not None),
         metrics=find_metrics(learned.metrics if metrics is None else metrics),
         tolerance=tolerance(availability, min_clients, on_divergence),
+        judging=Judging(
+            checked(evaluate_every, Count, "evaluate_every"),
+            checked(evaluate_clients, Count | Share, "evaluate_clients"),
+        ),
         diagnostics=diagnostics,
+        selection=find_selection(selection),
+        attack=find_attack(attack),
         delta=checked(delta, Chance | None, "delta"),
     )
     remark([(chosen, job.cohort_size if isinstance(cohort, int) else cohort, job.clients)])
-    target = checked(target, Share | None, "target")
+    target = checked(target, float | str | None, "target")
+    check_target(target, job.metrics)
     with RoundBars([(_names(chosen), job.rounds)], progress) as bars:
 
         def after_round(row: Row) -> bool:
@@ -171,13 +184,6 @@ def _play(job: Job, engine: str, device: str, after_round: Callable[[Row], bool]
             if after_round(rows[0]):
                 break
         return outcome_of(simulation, history)
-
-
-def _examples(given: Any, whose: str, class_labels: bool) -> Examples:
-    try:
-        return examples(given, class_labels)
-    except InputError as error:
-        raise InputError(f"{whose}: {error}") from error
 
 
 def _network(given: Any, seed: int) -> Model:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from feddkd.rounds.metrics import Metric, headline
+from feddkd.rounds.metrics import Metric, headline, read_target
 from feddkd.runs.summary import summarise
 
 LONGEST = 48  # characters of a method's text
@@ -15,13 +15,15 @@ def metric_of(history: Sequence[Mapping[str, Any]]) -> Metric:
     return headline(history or [{}])
 
 
-def headings(target: float | None, metric: Metric) -> list[str]:
+def headings(target: float | str | None, metric: Metric) -> list[str]:
     """Return the headings of the cells that `cells` returns."""
-    reached = [] if target is None else [f"to {metric.scale * target:g}{metric.unit}"]
+    reached = [] if target is None else [f"to {read_target(target, metric).text}"]
     return ["method", "rounds", metric.title, "best", *reached, "traffic"]
 
 
-def cells(method: str, history: Sequence[Mapping[str, Any]], target: float | None) -> list[str]:
+def cells(
+    method: str, history: Sequence[Mapping[str, Any]], target: float | str | None
+) -> list[str]:
     """Return a run's method, rounds, metric at the end and at best, cost of the target, bytes."""
     metric = metric_of(history)
     short = method if len(method) <= LONGEST else f"{method[: LONGEST - 3]}..."

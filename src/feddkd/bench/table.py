@@ -1,10 +1,8 @@
 """Writes measurements as a table for the screen and as a document for files."""
 
 import platform
-import subprocess
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,19 +11,19 @@ from rich.table import Table
 
 from feddkd.bench.measure import PLAIN, Entry
 from feddkd.bench.setting import BenchSetting
-from feddkd.version import __version__
+from feddkd.version import __version__, commit
 
 
 def document(entries: Sequence[Entry], setting: BenchSetting, *, small: bool) -> dict[str, Any]:
     """Return the measurements with the versions, the commit and the machine, for a JSON file."""
-    status = _git("status", "--porcelain", "--", "*.py")
+    head, changed = commit() or (None, None)
     return {
         "jobs": list(entries),
         "feddkd": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "commit": _git("rev-parse", "HEAD"),
-        "changed": None if status is None else bool(status),
+        "commit": head,
+        "changed": changed,
         "device": setting.device_name,
         "threads": torch.get_num_threads(),
         "precision": setting.precision,
@@ -33,22 +31,6 @@ def document(entries: Sequence[Entry], setting: BenchSetting, *, small: bool) ->
         "small": small,
         "measured": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-
-
-def _git(*words: str) -> str | None:
-    """Return git's answer about the folder of this file; None if git or a repository is missing."""
-    try:
-        done = subprocess.run(
-            ["git", *words],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
 
 
 def page(entries: Sequence[Entry], setting: BenchSetting) -> Table:

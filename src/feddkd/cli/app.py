@@ -43,6 +43,11 @@ COMMANDS = {
     "compare": CommandPlace(
         "compare", "compare", "Compare two experiments key by key, and their results."
     ),
+    "controls": CommandPlace(
+        "controls",
+        "controls_command",
+        "Write the controls of an experiment with DKD: equal costs, other teachers.",
+    ),
     "watch": CommandPlace("watch", "watch", "Show the report of a running job in a browser."),
     "predict": CommandPlace(
         "predict", "predict_command", "Use the model of a finished run on new examples."

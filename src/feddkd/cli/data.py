@@ -2,18 +2,22 @@
 
 import json
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Any
 
 import typer
 
 from feddkd.cli.console import AsJson, DataDir, File, Settings, console, page, summary
+from feddkd.data.partitions.changes import descriptions
 from feddkd.data.partitions.registry import PARTITIONS
 from feddkd.data.sources import SOURCES
+from feddkd.data.sources.downloads import download
 from feddkd.data.sources.packed import pack, used
 from feddkd.data.sources.python_source import find_source
 from feddkd.errors import InputError
 from feddkd.experiment import load
 from feddkd.reports.client_table import drawing
+from feddkd.reports.heterogeneity import heterogeneity
 from feddkd.runs.prepare import prepare
 from feddkd.trees import first_tensor
 
@@ -92,6 +96,26 @@ def data_check(
         raise InputError(f"these sources cannot be read: {', '.join(bad)}")
 
 
+@data_app.command("get")
+def data_get(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Data sources.")],
+    data: DataDir = None,
+    mirror: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL", help="A folder with the files, asked first; repeatable."),
+    ] = None,
+) -> None:
+    """Download the official files of data sources into the data folder, and check their md5.
+
+    Without a network it says which files to get by hand, and where they go.
+    """
+    if data is None:
+        raise InputError("say where the files go: --data DIR, or FEDDKD_DATA")
+    for name in names:
+        for line in download(name, data, mirror or ()):
+            print(f"{name}: {line}")
+
+
 @data_app.command("show")
 def data_show(
     file: File,
@@ -113,11 +137,29 @@ def data_show(
         except OSError as error:
             raise InputError(f"cannot write the partition to {save}: {error.strerror}") from None
     screen = console()
-    picture = drawing(prepared.federation.held, prepared.data.labels, screen.width)
-    picture.title = (
-        f"{experiment.partition} of {experiment.data}, partition {prepared.split.digest[:12]}"
+    names, held = prepared.federation.held_by(prepared.data.class_names)
+    print(f"{experiment.partition} of {experiment.data}, partition {prepared.split.digest[:12]}")
+    print(_measures(held.tolist()))
+    changes = descriptions(
+        experiment.parsed_partition.changes,
+        experiment.clients,
+        experiment.split_key,
+        first_tensor(prepared.data.train.x).shape,
     )
-    screen.print(picture)
+    screen.print(drawing(held, names, screen.width, changes))
+
+
+def _measures(held: list[list[int]]) -> str:
+    """Return the sizes of the clients and how much they differ, in one line."""
+    sizes = [sum(row) for row in held]
+    facts = [
+        f"{len(sizes)} clients, {sum(sizes):,} training examples",
+        f"{min(sizes)} to {max(sizes)} each, median {median(sizes):g}",
+    ]
+    measures = heterogeneity(held) if any(sizes) else {}
+    if len(held[0]) == 1:  # there are no classes
+        measures = {}
+    return "; ".join([*facts, *(f"{name} {value:.3g}" for name, value in measures.items())])
 
 
 @data_app.command("pack")

@@ -5,11 +5,12 @@ from typing import Annotated
 
 import typer
 
-from feddkd.cli import flower_node
+from feddkd.cli import flower_node, flower_status
 from feddkd.cli.console import File, Settings
 from feddkd.cli.flower_runs import (
     FederationOptions,
     run_on_nodes,
+    stamped,
     using_flower,
     write_private_files,
 )
@@ -61,7 +62,10 @@ def up(
 @flower_app.command("server")
 @with_options(FederationOptions)
 def server(
-    file: File,
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE.toml...", help="The experiments, run one after another."),
+    ],
     options: FederationOptions,
     folder: Annotated[
         Path,
@@ -86,23 +90,36 @@ def server(
             help="A run starts when N clients have joined; the others may come later.",
         ),
     ] = None,
+    metrics: Annotated[
+        int | None,
+        typer.Option(
+            metavar="PORT", help="Serve /metrics (Prometheus) and /health on 127.0.0.1:PORT."
+        ),
+    ] = None,
+    log_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write the log to a file, ten of 10 MB, not to standard error."
+        ),
+    ] = None,
 ) -> None:
-    """Be the server of a federation: a SuperLink with TLS for known nodes, and the runs of a file.
+    """Be the server of a federation: a SuperLink with TLS for known nodes, and the runs of files.
 
     It waits until all clients have joined, and says every ten seconds who is lacking. Keys may be
     put into the folder of keys, and removed, while it runs: a node whose key is removed is shut out
-    at once. If it is stopped and started again, it continues from
-    the last checkpoint.
+    at once. If it is stopped and started again, it continues from the last checkpoint.
     """
-    experiments = load(file, set_ or ())
+    experiments = [experiment for file in files for experiment in load(file, set_ or ())]
     if not list(keys.glob("*.pub")):
         raise InputError(f"there are no public keys (*.pub) in {keys}")
     options.check(experiments)
     with using_flower():
         from feddkd.flower.deployment.credentials import AUTHORITY, CERTIFICATE, PRIVATE
         from feddkd.flower.deployment.key_folder import KeyFolder
+        from feddkd.flower.deployment.metrics_server import serving_metrics
         from feddkd.flower.deployment.processes import Processes
         from feddkd.flower.deployment.superlink import Superlink
+        from feddkd.flower.status import FILE, Status
 
         for name in (AUTHORITY, CERTIFICATE, PRIVATE):
             if not (folder / name).is_file():
@@ -116,9 +133,10 @@ def server(
             link.start()
             members = KeyFolder(keys, link)
             members.admit()
-            own = {"start_with": start_with, "membership": members}
-            with members.watched():
-                run_on_nodes(link, experiments, options, join, own=own)
+            status = Status(folder / FILE)
+            own = {"start_with": start_with, "membership": members, "status": status}
+            with members.watched(processes.limit_logs), serving_metrics(folder, metrics):
+                run_on_nodes(link, experiments, options, join, own=own, lines=stamped(log_file))
 
 
 for _command in (
@@ -127,5 +145,6 @@ for _command in (
     flower_node.client,
     flower_node.key,
     flower_node.revoke,
+    flower_status.status,
 ):
     flower_app.command()(_command)

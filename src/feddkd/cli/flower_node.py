@@ -1,5 +1,6 @@
 """The commands of `feddkd flower` for one machine of a federation: credentials, an app, a node."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -102,6 +103,27 @@ def client(
             "--secure", help="Upload only masked values, even if a server asks for others."
         ),
     ] = False,
+    peers: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="With --secure: the public keys of all hospitals, which you got from them.",
+        ),
+    ] = None,
+    least: Annotated[
+        int,
+        typer.Option(
+            min=3, metavar="N", help="With --secure: the fewest clients that a sum may need."
+        ),
+    ] = 3,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            show_default="the folder of the key",
+            help="With --secure: where the node keeps what it must not forget.",
+        ),
+    ] = None,
     data: DataDir = None,
     device: Annotated[
         str, typer.Option(help="Where this node computes: cpu, cuda, cuda:1, ...")
@@ -130,6 +152,14 @@ def client(
     for file in (key, authority, network, initial):
         if file is not None and not file.is_file():
             raise InputError(f"there is no file {file}")
+    if not secure and (peers or state or least > 3):
+        raise InputError("--peers, --least and --state go with --secure")
+    state = key.parent if state is None else state
+    for folder in (state, peers):
+        if secure and folder is not None and not folder.is_dir():
+            raise InputError(f"there is no folder {folder}")
+    if secure and not os.access(state, os.W_OK):
+        raise InputError(f"cannot write in {state}; choose another folder with --state")
     find_device(device)
     if threads is not None:
         torch.set_num_threads(threads)
@@ -144,6 +174,10 @@ def client(
             network=network,
             initial=initial,
             results=results,
+            key=key,
+            peers=peers,
+            least=least,
+            state=state if secure else None,
         )
         run_node(app, superlink, port, key, authority, part, parts, data, secure)
 

@@ -1,10 +1,13 @@
 """Run experiments on Flower nodes. Flower is optional: it is imported when a command needs it."""
 
 import os
+import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from logging import Formatter, Handler, StreamHandler
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -53,6 +56,12 @@ class FederationOptions:
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Run again what is finished or was cut short.")
     ] = False
+    log: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="Also log rounds to csv, tensorboard, mlflow or wandb; repeatable."
+        ),
+    ] = None
     as_json: AsJson = False
 
     @property
@@ -84,10 +93,12 @@ def run_on_nodes(
     join: float,
     wait: Callable[[Any, float], None] = lambda grid, seconds: None,
     own: Mapping[str, Any] | None = None,
+    lines: Handler | None = None,
 ) -> None:
     """Run one experiment after another, each as a Flower run, and show them.
 
-    The nodes get the model of each. `own` are more options of the engine.
+    The nodes get the model of each. `own` are more options of the engine, `lines` takes what the
+    package logs.
     """
     from feddkd.flower.delivery import deliver
 
@@ -101,7 +112,9 @@ def run_on_nodes(
                     if isinstance(event, RunEnded) and "ended" not in event.summary:
                         deliver(grid, experiment, options.out)
 
-    show(events(), experiments, [options.out] * len(experiments), as_json=options.as_json)
+    places = [options.out] * len(experiments)
+    log = options.log or ()
+    show(events(), experiments, places, as_json=options.as_json, log=log, lines=lines)
 
 
 def _play(
@@ -138,6 +151,21 @@ def write_private_files() -> None:
     Among them are logs, and the SuperLink's database, which holds uploads for a while.
     """
     os.umask(0o077)
+
+
+def stamped(file: Path | None) -> Handler:
+    """Return a handler whose lines begin with the time, in UTC: on standard error, or in a
+    file. A file of 10 MB is followed by a new one; nine older ones are kept.
+    """
+    if file is None:
+        lines: Handler = StreamHandler()
+    else:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        lines = RotatingFileHandler(file, maxBytes=10_000_000, backupCount=9, encoding="utf-8")
+    form = Formatter("%(asctime)sZ %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
+    form.converter = time.gmtime
+    lines.setFormatter(form)
+    return lines
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from rich.table import Table
 from feddkd.cli.console import AsJson, console, skipped
 from feddkd.errors import InputError, unknown
 from feddkd.reports.families import method_names
-from feddkd.rounds.metrics import METRICS, headline
+from feddkd.rounds.metrics import ACCURACY, headline, known
 from feddkd.runs.record import Record, survey
 from feddkd.runs.summary import summarise
 
@@ -133,7 +133,7 @@ def _table(entries: Sequence[Entry]) -> Table:
             justify="right" if column in ("seed", "rounds", "best", "last", "seconds") else "left",
         )
     for entry in entries:
-        metric, values = METRICS[entry["metric"]], (entry["best"], entry["last"])
+        metric, values = known(entry["metric"]) or ACCURACY, (entry["best"], entry["last"])
         shares = [
             "-" if value is None else f"{metric.scale * value:.{metric.digits}f}"
             for value in values

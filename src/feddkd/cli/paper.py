@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from feddkd.cli.console import AsJson
+from feddkd.cli.paper_folders import Papers, paper_new, paper_verify
 from feddkd.cli.run_options import RunOptions, with_options
 from feddkd.cli.start_runs import run_all
 from feddkd.errors import InputError, choices, unknown
@@ -16,7 +17,7 @@ from feddkd.papers.comparison import compare
 from feddkd.papers.definitions import Definition, Paper, read
 from feddkd.papers.drawing import draw_all, draw_figure, paper_curves
 from feddkd.papers.figures import Figure, figures, find, missing, place
-from feddkd.papers.report import page
+from feddkd.papers.report import pages
 from feddkd.papers.results import collect, recorded, strangers
 from feddkd.papers.status import Progress, progress
 from feddkd.papers.tables import FORMATS, as_json
@@ -29,12 +30,6 @@ paper_app = typer.Typer(
     help="The paper's tables beside our records; run what is missing.",
 )
 
-Papers = Annotated[
-    Path,
-    typer.Option(
-        "--papers", metavar="DIR", help="Folder of the paper: tables.toml, published.csv, results/."
-    ),
-]
 RunsDir = Annotated[
     Path,
     typer.Option(
@@ -48,6 +43,8 @@ TableOrFigure = Annotated[
     str, typer.Argument(metavar="NAME", help="A table or a figure; `feddkd paper list` shows them.")
 ]
 PAPERS, RUNS = Path("papers/feddkd"), Path("runs/paper")
+paper_app.command("verify")(paper_verify)
+paper_app.command("new")(paper_new)
 
 
 @paper_app.command("list")
@@ -137,23 +134,28 @@ def paper_figure(
 
 @paper_app.command("report")
 def paper_report(
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The page to write.")] = Path(
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The summary to write.")] = Path(
         "docs/reproduction.md"
     ),
     pictures: Annotated[
-        str, typer.Option(metavar="NAME", help="Folder for the pictures, next to the page.")
+        str, typer.Option(metavar="NAME", help="Folder for the pictures, next to the summary.")
     ] = "pictures",
     papers: Papers = PAPERS,
 ) -> None:
-    """Write the page of all tables and figures from the committed results: verdicts, missing runs,
-    and differences from the paper.
+    """Write a summary, and in a folder beside it a page for each table, from the committed results:
+    verdicts, missing runs, and differences from the paper.
     """
     paper = read(papers)
     runs = recorded(paper)
     (out.parent / pictures).mkdir(parents=True, exist_ok=True)
     drawn = draw_all(paper, runs, out.parent / pictures)
-    out.write_text(page(paper, runs, pictures), encoding="utf-8")
-    print(f"written to {out}, with {len(drawn)} pictures")
+    folder = out.with_suffix("")
+    written = pages(paper, runs, pictures, folder.name)
+    folder.mkdir(exist_ok=True)
+    for name, text in written.items():
+        path = folder / f"{name}.md" if name else out
+        path.write_text(text, encoding="utf-8")
+    print(f"written to {out} and {folder}: {len(written)} pages, {len(drawn)} pictures")
 
 
 @paper_app.command("run")

@@ -11,7 +11,7 @@ from torch import Tensor
 from feddkd.api.predict import Predictions, predict
 from feddkd.data.examples import examples
 from feddkd.data.sources.file_reading import reads
-from feddkd.data.sources.own_files import IMAGES, picture
+from feddkd.data.sources.image_folders import IMAGES, picture
 from feddkd.errors import InputError
 
 

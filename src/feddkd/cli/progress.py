@@ -54,6 +54,8 @@ class Follower:
         self.rounds += 1
         metric = headline([row])
         speed = f", {self.images / self.seconds:,.0f} images/s" if self.images else ""
+        if metric.test_key not in row:
+            return f"not evaluated{speed}"
         value, digits = row[metric.test_key], metric.digits - 1
         gain = ""
         if metric.average_key in row:

@@ -35,8 +35,10 @@ def show(
     device: str = "cpu",
     log: Sequence[str] = (),
     until: int | None = None,
+    lines: logging.Handler | None = None,
 ) -> None:
-    """Show events while they happen, and the results of all runs at the end.
+    """Show events while they happen, and the results of all runs at the end. `lines` takes what the
+    package logs; by default it is printed on standard error.
 
     Raise a RunError if a run could not go on.
     """
@@ -45,7 +47,7 @@ def show(
     ended: dict[int, dict[str, Any]] = {}
     level = logging.WARNING if as_json else logging.INFO
     with (
-        _library_on_stderr(level),
+        _library_logged(lines or _Lines(), level),
         Bars(experiments, find_device(device), until) as bars,
         closing(events),
     ):
@@ -101,9 +103,10 @@ class _Lines(logging.Handler):
 
 
 @contextmanager
-def _library_on_stderr(level: int) -> Iterator[None]:
-    """Print what the package logs at this level and above, on standard error."""
-    library, lines = logging.getLogger("feddkd"), _Lines(level)
+def _library_logged(lines: logging.Handler, level: int) -> Iterator[None]:
+    """Give a handler what the package logs at this level and above."""
+    library = logging.getLogger("feddkd")
+    lines.setLevel(level)
     before = library.level
     library.addHandler(lines)
     library.setLevel(level)

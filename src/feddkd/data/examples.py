@@ -2,8 +2,8 @@
 
 import functools
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,16 @@ import torch
 from torch import Tensor
 
 from feddkd.data.batches import Indices
+from feddkd.data.conversion import (
+    has_axes,
+    in_words,
+    is_data_set,
+    is_pair,
+    item_of,
+    stacked,
+    tree_of,
+)
+from feddkd.data.sequences import is_padded, of_one_length, targets_of_one_length
 from feddkd.errors import InputError
 from feddkd.trees import (
     Tree,
@@ -35,6 +45,7 @@ class Examples:
     x: Tree
     y: Tree  # class labels: (N,), int64. Other targets: int64 or floating point, of any shape
     domain: Tensor | None = None  # (N,), int64
+    versions: int = 0  # of each example, along the second axis of x; 0: it has no such axis
 
     def __len__(self) -> int:
         return len(first_tensor(self.y))
@@ -63,6 +74,11 @@ class Data:
         y = self.train.y
         return self.classes > 0 and isinstance(y, Tensor) and y.ndim == 1
 
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of the classes; none if the targets are not class labels."""
+        return self.labels if self.has_labels else ()
+
     @functools.cached_property
     def digest(self) -> str:
         """The sha256 over every tensor's bytes, shape and type, and over the names in trees."""
@@ -76,91 +92,73 @@ class Data:
         return digest.hexdigest()
 
 
-def examples(source: Any, class_labels: bool = True) -> Examples:
+def examples(source: Any, class_labels: bool | None = True) -> Examples:
     """Return a user's examples, checked.
 
     They are given as a pair (x, y), or as a map-style data set whose items are such pairs. x is a
     tensor or an array, or a tuple or a dict of them; y is one of class labels, or with
-    class_labels=False whatever the task takes.
+    class_labels=False whatever the task takes. With None y decides: one whole number for each
+    example is a class label.
     """
     if isinstance(source, Examples):
-        return _checked(source.x, source.y, source.domain, class_labels)
-    if _is_pair(source) and _holds_examples(source):
-        x, y = _tree(source[0], "the examples"), _tree(source[1], "the labels")
+        read = _checked(source.x, source.y, source.domain, class_labels)
+        return replace(read, versions=source.versions)
+    if is_pair(source) and _holds_examples(source):
+        x, y = tree_of(source[0], "the examples"), tree_of(source[1], "the labels")
         return _checked(x, y, None, class_labels)
-    if not hasattr(source, "__getitem__") or not hasattr(source, "__len__"):
+    _check_pair(source)
+    if not is_data_set(source):
         raise InputError(
             "examples must be a pair (x, y) of tensors or arrays, or a map-style data set; not"
-            f" {type(source).__name__}"
+            f" {in_words(source)}"
         )
-    items = [_item(source[index], index) for index in range(len(source))]
-    for side, what in enumerate(("examples", "targets")):
-        kinds = {kind_in_words(map_tensors(lambda t: t[None], item[side])) for item in items}
-        if len(kinds) != 1:
-            raise InputError(
-                f"the {what} of a data set must all have one shape, not {len(kinds)} shapes"
-            )
-    x, y = map_tensors(lambda *tensors: torch.stack(tensors), *items)
+    x, y = stacked([item_of(source[index], index) for index in range(len(source))])
     return _checked(x, y, None, class_labels)
 
 
-def _is_pair(value: Any) -> bool:
-    return isinstance(value, tuple | list) and len(value) == 2
+def _check_pair(source: Any) -> None:
+    """Raise InputError, which says how to pass them, if examples are near a pair (x, y)."""
+    if isinstance(source, Tensor | np.ndarray):
+        raise InputError("labels are missing: give a pair (x, y), and not one tensor or array")
+    if not isinstance(source, tuple) or not source:
+        return
+    numbers = is_pair(source) and all(isinstance(part, int | float | str) for part in source[1])
+    if is_pair(source[0]) and not numbers:  # a data set of pairs
+        return
+    if len(source) != 2:
+        raise InputError(f"examples are a pair (x, y), and this is a tuple of {len(source)}")
+    kinds = " and ".join(type(part).__name__ for part in source)
+    raise InputError(
+        f"the pair (x, y) must be of tensors or arrays, not {kinds}: give"
+        " (numpy.array(x), numpy.array(y))"
+    )
 
 
 def _holds_examples(source: Any) -> bool:
     """Return whether a pair holds arrays of examples: it is not a list of two examples."""
     if all(isinstance(part, Tensor | np.ndarray) for part in source):
         return True
-    return isinstance(source, tuple) and all(map(_has_axes, source))
+    return isinstance(source, tuple) and all(map(has_axes, source))
 
 
-def _has_axes(value: Any) -> bool:
-    """Return whether a value is a tree of arrays that have an axis for examples."""
-    if isinstance(value, Tensor | np.ndarray):
-        return value.ndim > 0
-    parts = value.values() if isinstance(value, Mapping) else value
-    return (
-        isinstance(value, Mapping | tuple | list) and len(value) > 0 and all(map(_has_axes, parts))
-    )
+def alike(parts: Sequence[Examples]) -> list[Examples]:
+    """Return parts of a data set in one form: padded sequences get one length and a mask."""
+    if not any(is_padded(part.x) for part in parts):
+        return list(parts)
+    xs = of_one_length([part.x for part in parts])
+    ys = targets_of_one_length([part.y for part in parts])
+    return [replace(part, x=x, y=y) for part, x, y in zip(parts, xs, ys, strict=True)]
 
 
-def _item(item: Any, index: int) -> tuple[Tree, Tree]:
-    if not _is_pair(item):
-        raise InputError(f"item {index} of the data set is not a pair (example, label)")
-    x, y = item
-    if not isinstance(y, Tensor | Mapping) and not _has_axes(y):
-        y = np.asarray(y)
-    return _tree(x, f"the example of item {index}"), _tree(y, f"the label of item {index}")
+def _are_labels(y: Tree) -> bool:
+    """Return whether targets are meant as class labels: one whole number for each example."""
+    if not isinstance(y, Tensor) or y.ndim != 1:
+        return False
+    return not y.is_floating_point() or bool(((y >= 0) & (y == y.floor())).all())
 
 
-def _tree(value: Any, what: str) -> Tree:
-    """Return a value as a tree of tensors on the CPU."""
-    if isinstance(value, Mapping) and value:
-        return {str(key): _tree(part, f"{what}, {str(key)!r},") for key, part in value.items()}
-    if isinstance(value, tuple | list) and _has_axes(value):
-        return tuple(_tree(part, f"{what}, part {n},") for n, part in enumerate(value))
-    return _tensor(value, what)
-
-
-def _tensor(value: Any, what: str) -> Tensor:
-    """Return a value as a tensor on the CPU, of a type that torch knows.
-
-    Arrays are copied, because they may be read-only or in another byte order.
-    """
-    if isinstance(value, Tensor):
-        return value.detach().cpu()
-    if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf":
-        kind = type(value).__name__
-        if isinstance(value, np.ndarray):
-            kind = f"an array of {value.dtype}"
-        raise InputError(f"{what} must be a tensor or an array of numbers, not {kind}")
-    if value.dtype.itemsize > 8 or (value.dtype.kind == "u" and value.dtype.itemsize > 1):
-        value = value.astype(np.float64 if value.dtype.kind == "f" else np.int64)
-    return torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("="), order="C"))
-
-
-def _checked(x: Tree, y: Tree, domain: Tensor | None, class_labels: bool) -> Examples:
+def _checked(x: Tree, y: Tree, domain: Tensor | None, class_labels: bool | None) -> Examples:
+    class_labels = _are_labels(y) if class_labels is None else class_labels
     if isinstance(x, Tensor):
         _check_one_input(x)
     count = len(first_tensor(x))
@@ -227,8 +225,10 @@ def _check_numbers(name: str, tensor: Tensor, count: int) -> None:
 
 def _check_whole(name: str, values: Tensor, count: int) -> None:
     if values.shape != (count,):
+        one_hot = values.ndim == 2 and len(values) == count and bool((values.sum(1) == 1).all())
+        hint = "; one-hot rows become labels by y.argmax(1)" if one_hot else ""
         raise InputError(
-            f"{count} examples need {name} of shape ({count},), not {tuple(values.shape)}"
+            f"{count} examples need {name} of shape ({count},), not {tuple(values.shape)}{hint}"
         )
     if (
         values.dtype == torch.bool
@@ -254,15 +254,17 @@ def from_arrays(
     scale: float | None = None,
     domains: Sequence[str] = (),
     note: str = "",
-    class_labels: bool = True,
+    class_labels: bool | None = True,
 ) -> Data:
     """Return a user's data; `train` and `test` are given in any form that `examples` takes.
 
     If `scale` is not given, it is 255 for bytes and 1 for other numbers. With class_labels=False
     the targets are no class labels; `labels` then names the values that they take, if they are
-    classes of pixels or tokens.
+    classes of pixels or tokens. With None the targets decide, as in `examples`.
     """
-    train, test = examples(train, class_labels), examples(test, class_labels)
+    train, test = alike([examples(train, class_labels), examples(test, class_labels)])
+    if class_labels is None:
+        class_labels = _are_labels(train.y) and _are_labels(test.y)
     for what, one, other in (("examples", train.x, test.x), ("targets", train.y, test.y)):
         if kind_of(one) != kind_of(other):
             raise InputError(

@@ -129,6 +129,27 @@ def flip() -> Step:
 
 
 @TRANSFORMS.register
+def version() -> Step:
+    """Take one of the versions of an example, which are on its first axis: (N, versions, ...).
+
+    In training it is drawn; in tests it is the first one. See `feddkd.redrawn`.
+    """
+
+    def apply(x: Tensor, key: Tensor | None, stream: int) -> Tensor:
+        if x.dim() < 3:
+            raise InputError(
+                "transform 'version' takes examples of shape (N, versions, ...), not"
+                f" {tuple(x.shape)}"
+            )
+        if key is None:
+            return x[:, 0]
+        chosen = (uniform(key, (x.shape[0],), stream) * x.shape[1]).long()
+        return x[torch.arange(x.shape[0], device=x.device), chosen]
+
+    return Step(apply, random=True)
+
+
+@TRANSFORMS.register
 def normalise(*, mean: float | str = 0.5, std: Positive | str = 0.5) -> Step:
     """(x - mean) / std; one number for all channels, or a text such as "0.49,0.48,0.45" with one
     for each.

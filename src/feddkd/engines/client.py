@@ -44,6 +44,7 @@ def answer(
 
     `which` selects the batches; `fold_runner` carries a fold through them.
     """
+    memo = with_facts(phase, memo, federation, client)
     indices = federation.indices(phase.reads.source, client)
     drawn = draw(phase.reads, len(indices), key)
     numbers = step_keys(key, len(drawn))
@@ -67,6 +68,20 @@ def answer(
     if probe := probing(phase):
         upload |= answer(model, probe, sent, memo, federation, client, key, dtype)[0]
     return upload, memo
+
+
+def with_facts(phase: Phase, memo: Groups, federation: Federation, client: int) -> Groups:
+    """Return a client's memo with the facts of its examples that the phase asks for."""
+    if not phase.facts:
+        return memo
+    indices, device = federation.indices(phase.reads.source, client), federation.device
+    facts: dict[str, Tensor] = {}
+    if "batches" in phase.facts:
+        facts["batches"] = torch.tensor(phase.reads.batches_an_epoch(len(indices)), device=device)
+    if "labels" in phase.facts:
+        labels = take(federation.y, torch.from_numpy(indices).to(device))
+        facts["labels"] = torch.bincount(labels, minlength=federation.classes)
+    return {**memo, "facts": facts}
 
 
 def read(

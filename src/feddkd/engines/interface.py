@@ -13,18 +13,21 @@ from feddkd.method import Exchange
 from feddkd.randomness import Key
 from feddkd.tensors import Groups
 
-Purpose = Literal["train", "evaluate", "diagnose"]
+Purpose = Literal["train", "evaluate", "diagnose", "select"]
 
 
 def purpose_of(key: Key) -> Purpose:
     """Return the purpose of the exchange with this key.
 
-    The key of an exchange of the method begins with a seed. The key of an evaluation or of a
-    diagnosis is the one word "evaluate" or "diagnose".
+    The key of an exchange of the method begins with a seed. The key of an evaluation, of a
+    diagnosis or of a question for a selection begins with that word.
     """
-    if key[0] == "evaluate":
-        return "evaluate"
-    return "diagnose" if key[0] == "diagnose" else "train"
+    words: dict[object, Purpose] = {
+        "evaluate": "evaluate",
+        "diagnose": "diagnose",
+        "select": "select",
+    }
+    return words.get(key[0], "train")
 
 
 class Order(NamedTuple):
@@ -51,6 +54,8 @@ class Reply(NamedTuple):
     collected: Groups
     # (clients that took part, clients needed) if too few did and nothing could be gathered
     short: tuple[int, int] | None = None
+    # bytes of all uploads if they were compressed; None: those of the tensors in `collected`
+    uploaded: int | None = None
 
 
 class Engine(Protocol):

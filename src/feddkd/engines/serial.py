@@ -19,8 +19,9 @@ from feddkd.engines.interface import Order, Reply
 from feddkd.engines.local import LocalEngine
 from feddkd.errors import ClientError, InputError
 from feddkd.method import Exchange, Phase
+from feddkd.method.compression import opened
 from feddkd.models.own_generator import OwnGenerator
-from feddkd.tensors import Groups, stack
+from feddkd.tensors import Groups, bytes_of, stack
 
 
 @dataclass
@@ -45,8 +46,10 @@ class Serial(LocalEngine):
 
     def _gathered(self, phase: Phase, order: Order, uploads: Sequence[Groups]) -> Reply:
         examples = client_weights(self.federations[order.run], phase, order.cohort)
+        size = None if phase.codec is None else sum(map(bytes_of, uploads))
+        uploads = [opened(phase, upload, order.sent) for upload in uploads]
         stacked = {group: stack([upload[group] for upload in uploads]) for group in uploads[0]}
-        return Reply(order.cohort, gather(phase, stacked, examples))
+        return Reply(order.cohort, gather(phase, stacked, examples), uploaded=size)
 
     def _ask(
         self, phase: Phase, order: Order, client: int, memo: Groups, which: slice = ALL

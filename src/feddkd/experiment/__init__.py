@@ -10,3 +10,4 @@ from feddkd.experiment.description import Experiment as Experiment
 from feddkd.experiment.files import expand as expand
 from feddkd.experiment.files import load as load
 from feddkd.experiment.files import overlaid as overlaid
+from feddkd.experiment.files import write as write

@@ -18,10 +18,14 @@ from feddkd.methods import parse
 from feddkd.models.python_model import find_architecture
 from feddkd.models.registry import Architecture
 from feddkd.models.weight_files import file_digest
+from feddkd.randomness import Key
+from feddkd.rounds.attacks import Attack, find_attack
 from feddkd.rounds.availability import OnDivergence, Tolerance, tolerance
 from feddkd.rounds.evaluation import Protocol, find_protocol
+from feddkd.rounds.judging import Judging
 from feddkd.rounds.loop import cohort_size
-from feddkd.rounds.metrics import Metric, find_metrics
+from feddkd.rounds.metrics import Metric, check_target, find_metrics
+from feddkd.rounds.selection import Selection, find_selection
 from feddkd.spec.python_file import names_file
 from feddkd.spec.types import Bound, Chance, Count, Share, Whole, checked
 from feddkd.tasks.lookup import find_task, task_digest_text
@@ -29,6 +33,8 @@ from feddkd.tasks.task import Task, check_offers
 
 USUAL = {
     "availability": "always()",
+    "selection": "uniform()",
+    "attack": "none()",
     "min_clients": 1,
     "on_divergence": "drop",
     "shuffle": True,
@@ -36,7 +42,11 @@ USUAL = {
     "client_validation": "shared",
     "task": "classification()",
     "client_tests": "auto",
+    "evaluate_every": 1,
+    "evaluate_clients": 1.0,
 }
+# not written with their default: older files lack them
+NEW_KEYS = ("task", "client_tests", "selection", "attack")
 LONGEST_NAME = 1000
 Fraction = typing.Annotated[float, Bound(least=0, below=1)]
 
@@ -72,6 +82,10 @@ class Experiment:
     client_tests: Literal["auto", "own"] = "auto"
     transform: str | None = None  # replaces the transform of the data source
     evaluation: Literal["auto", "global", "client_mean", "client_pooled"] = "auto"
+    # of this many rounds one is evaluated; the first and the last always are
+    evaluate_every: Count = 1
+    # how many clients, or which share, are evaluated where clients are: the same in all rounds
+    evaluate_clients: Count | Share = 1.0
     # True: mini-batches are drawn. False: they are read in stored order, and a round continues
     # where the round before it ended. "distillation": they are drawn in DKD alone
     shuffle: bool | Literal["distillation"] = True
@@ -80,6 +94,8 @@ class Experiment:
     initial: str | None = None
     initial_sha256: str | None = None  # the sha256 of that file; by default computed from it
     availability: str = "always()"  # which clients do not answer
+    selection: str = "uniform()"  # which clients are in a cohort
+    attack: str = "none()"  # what malicious clients do
     min_clients: Count = 1  # with fewer clients left, a round ends
     on_divergence: OnDivergence = "drop"  # if a client's numbers are not finite
     # log the theory's quantities in every round; changes no number of the run
@@ -89,8 +105,9 @@ class Experiment:
     metrics: Sequence[str] | None = None
     # what is learned, or FILE.py:function; a function in a file is called when the data are ready
     task: str = "classification"
-    # value of the headline metric whose cost is reported; changes no number of the run
-    target: Share | None = None
+    # value of the headline metric on the test set, or of a named one ("rmse <= 0.3"), whose cost
+    # is reported; changes no number of the run
+    target: float | str | None = None
     # of the epsilon that methods with noise report; changes no number of the run
     delta: Chance | None = None
     name: str = ""  # a label for tables; changes no number of the run
@@ -109,10 +126,13 @@ class Experiment:
             )
         if (self.initial is None) != (self.initial_sha256 is None):
             object.__setattr__(self, "initial_sha256", file_digest(self.initial))
-        cohort_size(self.cohort, self.clients, self.min_clients)
+        cohort = cohort_size(self.cohort, self.clients, self.min_clients)
+        self.parsed_selection.check_fits(self.parsed_method, self.clients, cohort)
         self.canonical  # noqa: B018  # reads every text, and raises the errors in them now
         if not names_file(self.task):  # a file is not run before the experiment is
+            check_target(self.target, self.measured)
             self.parsed_method.check_task(self.parsed_task)
+            self.parsed_attack.check_fits(self.parsed_method, self.parsed_task, self.clients)
             if self.diagnostics:
                 check_offers(self.parsed_task, frozenset({"classes"}), "diagnostics")
 
@@ -122,8 +142,8 @@ class Experiment:
 
     @cached_property
     def parsed_method(self) -> Method:
-        """The method as a value."""
-        method = parse(self.method)
+        """The method as a value, with attacked uploads if there is an attack on them."""
+        method = self.parsed_attack.on(parse(self.method))
         method.check_order()
         if self.shuffle is True:
             return method
@@ -158,6 +178,26 @@ class Experiment:
     def tolerance(self) -> Tolerance:
         """The treatment of clients that fail."""
         return tolerance(self.availability, self.min_clients, self.on_divergence)
+
+    @cached_property
+    def parsed_attack(self) -> Attack:
+        """The attack of malicious clients as a value."""
+        return find_attack(self.attack)
+
+    @cached_property
+    def parsed_selection(self) -> Selection:
+        """The selection of cohorts as a value."""
+        return find_selection(self.selection)
+
+    @property
+    def split_key(self) -> Key:
+        """The key of the draws of validation set and partition."""
+        return (self.seed if self.split_seed is None else self.split_seed,)
+
+    @property
+    def judging(self) -> Judging:
+        """The rounds and the clients that are evaluated."""
+        return Judging(self.evaluate_every, self.evaluate_clients)
 
     @property
     def runs_a_file(self) -> bool:
@@ -205,6 +245,8 @@ class Experiment:
         validates_apart = self.parsed_partition.own_tests and self.validation
         return {
             "availability": self.tolerance.availability.canonical,
+            "selection": self.parsed_selection.canonical,
+            "attack": self.parsed_attack.canonical,
             "min_clients": self.min_clients,
             "on_divergence": self.on_divergence,
             "shuffle": self.shuffle,
@@ -213,6 +255,8 @@ class Experiment:
             "client_validation": "own" if validates_apart else "shared",
             "task": task_digest_text(self.task),
             "client_tests": self.client_tests,
+            "evaluate_every": self.evaluate_every,
+            "evaluate_clients": self.evaluate_clients,
         }
 
     @cached_property
@@ -227,8 +271,12 @@ class Experiment:
         return _digest({key: value for key, value in self.canonical.items() if key not in seeds})
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the keys with their written values, without those that are None."""
-        return {key: value for key, value in asdict(self).items() if value is not None}
+        """Return the keys with their written values, without those that are None, and without new
+        keys that have their default.
+        """
+        usual = {item.name: item.default for item in fields(self) if item.name in NEW_KEYS}
+        written = asdict(self).items()
+        return {k: value for k, value in written if value is not None and value != usual.get(k)}
 
 
 def _digest(canonical: Mapping[str, Any]) -> str:

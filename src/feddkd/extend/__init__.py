@@ -6,6 +6,9 @@ Import them from here: the other modules of the package are internal and may mov
 from feddkd.data.examples import Data as Data
 from feddkd.data.examples import Examples as Examples
 from feddkd.data.examples import from_arrays as from_arrays
+from feddkd.data.partitions.changes import CHANGES as CHANGES
+from feddkd.data.partitions.changes import Change as Change
+from feddkd.data.partitions.changes import Place as Place
 from feddkd.data.partitions.registry import PARTITIONS as PARTITIONS
 from feddkd.data.partitions.registry import Partition as Partition
 from feddkd.data.partitions.registry import Table as Table
@@ -15,6 +18,7 @@ from feddkd.data.transforms import TRANSFORMS as TRANSFORMS
 from feddkd.data.transforms import Step as Step
 from feddkd.errors import InputError as InputError
 from feddkd.method import Batch as Batch
+from feddkd.method import Codec as Codec
 from feddkd.method import Collect as Collect
 from feddkd.method import Fold as Fold
 from feddkd.method import Gradient as Gradient
@@ -37,8 +41,13 @@ from feddkd.models.registry import MODELS as MODELS
 from feddkd.models.registry import Architecture as Architecture
 from feddkd.randomness import Key as Key
 from feddkd.randomness import generator as generator
+from feddkd.rounds.attacks import ATTACKS as ATTACKS
+from feddkd.rounds.attacks import Attack as Attack
 from feddkd.rounds.availability import AVAILABILITIES as AVAILABILITIES
 from feddkd.rounds.availability import Availability as Availability
+from feddkd.rounds.metrics import Metric as Metric
+from feddkd.rounds.selection import SELECTIONS as SELECTIONS
+from feddkd.rounds.selection import Selection as Selection
 from feddkd.runs.prepare import prepare as prepare
 from feddkd.spec.schedules import Rate as Rate
 from feddkd.spec.schedules import Repeat as Repeat

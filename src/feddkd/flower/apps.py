@@ -24,6 +24,7 @@ from feddkd.flower.flwr_internals import limit_retries, retry_content_sooner
 from feddkd.flower.messages import ExchangeRequest
 from feddkd.flower.node import ask, respond
 from feddkd.flower.node_data import Load, NodeConfig
+from feddkd.flower.opened_sums import save_sums, with_sums
 from feddkd.flower.secure import Secure
 from feddkd.flower.transport import (
     bytes_in,
@@ -69,7 +70,9 @@ class NodeApp(ClientApp):
             ) from None
 
     def _answer(self, message: Message, context: Context) -> Message:
-        config, memory, content = self._config(context), read_memory(context), json_in(message)
+        config, content = self._config(context), json_in(message)
+        before = read_memory(context)
+        memory = with_sums(config.state, before)
         category, _, query = message.metadata.message_type.partition(".")
         if (category, query) == ("query", "result"):
             receipt = keep(config, ResultNotice.read(content), bytes_in(message.content))
@@ -81,6 +84,7 @@ class NodeApp(ClientApp):
             request = ExchangeRequest.read(content)
             reply, upload, memory = respond(config, request, bytes_in(message.content), memory)
             records = RecordDict({"page": message_record(reply), "tensors": tensor_record(upload)})
+        save_sums(config.state, before, memory)
         write_memory(context, memory)
         return Message(records, reply_to=message)
 

@@ -8,15 +8,18 @@ were revealed before, would uncover all its uploads of the round.
 
 For each exchange a client reveals one share of a peer's secrets: of its seed if the peer's upload
 is in the sum, otherwise of its key. It does so for one set of survivors only, however often it is
-asked, and for no fewer survivors than the threshold.
+asked, and for no fewer survivors than the threshold. What it remembers of opened sums is in
+`opened_sums`.
 """
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
 
-from feddkd.flower import shares
+import numpy as np
+
+from feddkd.flower import opened_sums, shamir, shares
 from feddkd.flower.masking import encode, mask, to_groups, weights
 from feddkd.flower.messages import (
     ExchangeRequest,
@@ -25,71 +28,63 @@ from feddkd.flower.messages import (
     RevealedShares,
     SealedShares,
 )
+from feddkd.flower.round_secrets import Hex, Secrets, open_secrets, read_secrets, with_secrets
 from feddkd.flower.shares import LEAST, name_of
+from feddkd.flower.signing import check_signed, signed
 from feddkd.flower.wire import NodeMemory, WireError, pack
 from feddkd.method import Collect
 from feddkd.tensors import Groups
 
 KINDS = ("seeds", "keys")  # of the secrets that are split into shares
-Hex = str
 
 
-@dataclass
-class Secrets:
-    """A client's secrets of a round, and its shares of the others' secrets.
+class NodeKeys(NamedTuple):
+    """The file of a node's own key, and the folder with the public keys of the other hospitals."""
 
-    It is kept as JSON, so its numbers of clients are texts.
-    """
+    own: Path | None = None
+    peers: Path | None = None
 
-    client: int
-    session: str
-    round: str
-    channel: Hex
-    keys: dict[str, Hex]  # by exchange
-    seeds: dict[str, Hex]
-    threshold: int = 0
-    peers: dict[str, Any] = field(default_factory=dict)  # member -> its public keys
-    # member -> "seeds" or "keys" -> exchange -> share
-    held: dict[str, dict[str, dict[str, Hex]]] = field(default_factory=dict)
-    complete: bool = False  # whether the others' shares have arrived
-    masked: list[str] = field(default_factory=list)  # exchanges for which there is an upload
-    # round -> exchange -> survivors; later rounds keep it
-    revealed: dict[str, dict[str, list[int]]] = field(default_factory=dict)
 
-    def public(self) -> PublicKeys:
-        """Return the public keys and the checks of the seeds."""
-        keys = {name: shares.public(bytes.fromhex(key)).hex() for name, key in self.keys.items()}
-        checks = {
-            name: shares.derive(bytes.fromhex(seed), "check").hex()
-            for name, seed in self.seeds.items()
-        }
-        return PublicKeys(shares.public(bytes.fromhex(self.channel)).hex(), keys, checks)
+NO_KEYS = NodeKeys()
 
-    def channel_to(self, peer: int) -> bytes:
-        """Return the key that encrypts the messages between this client and a peer."""
-        point = self.peers[str(peer)]["channel"]
-        return shares.agree(bytes.fromhex(self.channel), bytes.fromhex(point))
+
+class BadSharesError(WireError):
+    """The shares that some clients have sent cannot be opened."""
+
+    def __init__(self, dealers: Mapping[int, WireError]) -> None:
+        super().__init__("; ".join(map(str, dealers.values())))
+        self.dealers = tuple(sorted(dealers))
 
 
 def begin(
-    client: int, session: str, digest: str, round: int, names: Sequence[str], memory: NodeMemory
+    client: int,
+    session: str,
+    digest: str,
+    round: int,
+    names: Sequence[str],
+    memory: NodeMemory,
+    node: NodeKeys = NO_KEYS,
 ) -> tuple[PublicKeys, NodeMemory]:
     """Draw new secrets for every exchange of a round.
 
-    The sets of survivors for which shares were revealed are kept while the experiment is the same,
-    because a server that resumes from its checkpoint plays a round again.
+    A request that comes twice changes nothing.
     """
-    past = _read(memory, client).revealed if _tag(client) in memory else {}
-    secrets = Secrets(
-        client,
-        session,
-        f"{digest}-{round}",
-        shares.new_key().hex(),
-        {name: shares.new_key().hex() for name in names},
-        {name: shares.new_seed().hex() for name in names},
-        revealed={name: sets for name, sets in past.items() if name.startswith(f"{digest}-")},
-    )
-    return secrets.public(), _write(memory, secrets)
+    before = read_secrets(memory, client)
+    if before is not None and (before.session, before.round) == (session, f"{digest}-{round}"):
+        secrets = before
+    else:
+        secrets = Secrets(
+            client,
+            session,
+            f"{digest}-{round}",
+            shares.new_key().hex(),
+            {name: shares.new_key().hex() for name in names},
+            {name: shares.new_seed().hex() for name in names},
+        )
+    public = secrets.public()
+    if node.own is not None:
+        public = signed(public, client, session, secrets.round, node.own)
+    return public, with_secrets(memory, secrets)
 
 
 def deal(
@@ -98,18 +93,26 @@ def deal(
     threshold: int,
     public: Mapping[int, PublicKeys],
     memory: NodeMemory,
+    node: NodeKeys = NO_KEYS,
+    least: int = LEAST,
 ) -> tuple[SealedShares, NodeMemory]:
-    """Split the client's secrets into shares and encrypt one for each of the other members."""
-    secrets = _open(memory, client, session)
+    """Split the client's secrets into shares and encrypt one for each of the other members.
+
+    `least` is the smallest threshold that the hospital accepts.
+    """
+    secrets = open_secrets(memory, client, session)
     members = sorted(public)
     if secrets.peers:
         raise WireError("the client has already sent its shares of this round")
-    if not LEAST <= threshold <= len(members) or 2 * threshold <= len(members):
+    least = max(least, LEAST)
+    if not least <= threshold <= len(members) or 2 * threshold <= len(members):
         raise WireError(
             f"the threshold is {threshold} among {len(members)} clients; it must be at least"
-            f" {LEAST} and more than half of them"
+            f" {least} and more than half of them"
         )
     _check_public(secrets, public)
+    if node.peers is not None:
+        check_signed(public, client, session, secrets.round, node.peers)
     secrets.threshold = threshold
     secrets.peers = {str(member): keys.as_json() for member, keys in public.items()}
     sealed = {}
@@ -121,7 +124,7 @@ def deal(
             sealed[member] = shares.seal(
                 secrets.channel_to(member), client, member, seeds, keys
             ).decode()
-    return SealedShares(sealed), _write(memory, secrets)
+    return SealedShares(sealed), with_secrets(memory, secrets)
 
 
 def _split(secrets: Secrets, members: int) -> list[dict[str, dict[str, bytes]]]:
@@ -131,14 +134,15 @@ def _split(secrets: Secrets, members: int) -> list[dict[str, dict[str, bytes]]]:
     ]
     for kind, by_exchange in zip(KINDS, (secrets.seeds, secrets.keys), strict=True):
         for name, secret in by_exchange.items():
-            split = shares.split(bytes.fromhex(secret), secrets.threshold, members)
+            split = shamir.split(bytes.fromhex(secret), secrets.threshold, members)
             for part, share in zip(parts, split, strict=True):
                 part[kind][name] = share
     return parts
 
 
 def _check_public(secrets: Secrets, public: Mapping[int, PublicKeys]) -> None:
-    if public.get(secrets.client) != secrets.public():
+    own = public.get(secrets.client)
+    if own is None or replace(own, signer=None, signature=None) != secrets.public():
         raise WireError("the client's public keys are not those that it has sent")
     for keys in public.values():
         if set(keys.keys) != set(secrets.keys):
@@ -157,16 +161,22 @@ def accept(secrets: Secrets, sealed: Mapping[int, str]) -> None:
     """
     if secrets.complete or not secrets.peers:
         raise WireError("shares arrive once a round, after the client has sent its own shares")
-    names = list(secrets.seeds)
+    names, bad = list(secrets.seeds), dict[int, WireError]()
     for sender, text in sealed.items():
-        parts = shares.unseal(
-            secrets.channel_to(sender), sender, secrets.client, text.encode(), len(names)
-        )
+        try:
+            parts = shares.unseal(
+                secrets.channel_to(sender), sender, secrets.client, text.encode(), len(names)
+            )
+        except WireError as error:
+            bad[sender] = error
+            continue
         theirs = {
             kind: dict(zip(names, part, strict=True))
             for kind, part in zip(KINDS, parts, strict=True)
         }
         secrets.held[str(sender)] = _as_text(theirs)
+    if bad:
+        raise BadSharesError(bad)
     if len(secrets.held) < secrets.threshold:
         raise WireError(
             f"there are shares of {len(secrets.held)} clients, fewer than the threshold of"
@@ -182,15 +192,16 @@ def masked(
     collect: Mapping[str, Collect],
     examples: int,
     upload: Groups,
+    sent: Groups,
     memory: NodeMemory,
 ) -> tuple[bytes, NodeMemory]:
-    """Weight and mask an upload for the exchange of a request.
+    """Weight and mask an upload for the exchange of a request, in which the client was sent `sent`.
 
     Each mask is used once: a mask that is used twice hides nothing.
     """
     client = request.client
     _, round, index, step = request.key
-    secrets, name = _open(memory, client, order.session), name_of(int(index), int(step))
+    secrets, name = open_secrets(memory, client, order.session), name_of(int(index), int(step))
     if secrets.round != f"{digest}-{round}" or name not in secrets.seeds or name in secrets.masked:
         raise WireError(f"the client has no unused mask for exchange {name} of round {round}")
     if order.sealed is not None:
@@ -206,15 +217,19 @@ def masked(
     }
     own_mask = shares.derive(bytes.fromhex(secrets.seeds[name]), "mask")
     words = words + mask(client, own_mask, pairs, len(words))
-    secrets.masked.append(name)
-    return pack(to_groups(words)), _write(memory, secrets)
+    tag = opened_sums.tag(client)
+    memory = {tag: opened_sums.new_memory(), **memory}
+    collected = {group: upload[group] for group in collect}
+    sketches = opened_sums.sketches(memory[tag], collected, sent)
+    secrets.masked[name] = {group: sketch.tobytes().hex() for group, sketch in sketches.items()}
+    return pack(to_groups(words)), with_secrets(memory, secrets)
 
 
 def reveal(
     client: int, session: str, name: str, survivors: Sequence[int], memory: NodeMemory
 ) -> tuple[RevealedShares, NodeMemory]:
     """Reveal one share for each member: of its seed if it survived, otherwise of its key."""
-    secrets, wanted = _open(memory, client, session), sorted(set(survivors))
+    secrets, wanted = open_secrets(memory, client, session), sorted(set(survivors))
     if name not in secrets.masked or client not in wanted:
         raise WireError("the client has no upload in the sum that it is asked about")
     if not {str(survivor) for survivor in wanted} <= set(secrets.held):
@@ -224,39 +239,23 @@ def reveal(
         raise WireError(
             f"there are {len(wanted)} survivors, fewer than the threshold of {secrets.threshold}"
         )
-    before = secrets.revealed.setdefault(secrets.round, {}).setdefault(name, wanted)
+    before = secrets.revealed.setdefault(name, wanted)
     if before != wanted:
         raise WireError(
             f"the client has already revealed its shares of exchange {name} for the survivors"
             f" {before}, so it cannot for {wanted}"
         )
+    tag = opened_sums.tag(client)
+    sketches = {
+        group: np.frombuffer(bytes.fromhex(text), "<f4")
+        for group, text in secrets.masked[name].items()
+    }
+    memory = {**memory, tag: opened_sums.remember(memory[tag], sketches, wanted)}
     revealed = {
         int(member): held["seeds" if int(member) in wanted else "keys"][name]
         for member, held in secrets.held.items()
     }
-    return RevealedShares(revealed), _write(memory, secrets)
-
-
-# --- storage
-
-
-def _tag(client: int) -> str:
-    return f"secrets:{client}"
-
-
-def _read(memory: NodeMemory, client: int) -> Secrets:
-    return Secrets(**json.loads(memory[_tag(client)]))
-
-
-def _open(memory: NodeMemory, client: int, session: str) -> Secrets:
-    secrets = _read(memory, client) if _tag(client) in memory else None
-    if secrets is None or secrets.session != session:
-        raise WireError("the client has no secrets of this round (was its node restarted?)")
-    return secrets
-
-
-def _write(memory: NodeMemory, secrets: Secrets) -> NodeMemory:
-    return {**memory, _tag(secrets.client): json.dumps(asdict(secrets)).encode()}
+    return RevealedShares(revealed), with_secrets(memory, secrets)
 
 
 def _as_text(parts: Mapping[str, Mapping[str, bytes]]) -> dict[str, dict[str, Hex]]:

@@ -34,8 +34,9 @@ from feddkd.flower.messages import (
 )
 from feddkd.flower.roster import MOST_EXAMPLES, Roster
 from feddkd.flower.sent_experiment import to_send
+from feddkd.flower.status import Status
 from feddkd.flower.transport import (
-    NodeGoneError,
+    BlamelessError,
     Outgoing,
     Transport,
     action,
@@ -45,10 +46,11 @@ from feddkd.flower.transport import (
     tensor_record,
 )
 from feddkd.flower.upload_bounds import believable
-from feddkd.flower.wire import FIRST, MOST, NOTHING, check, pack, unpack
+from feddkd.flower.wire import FIRST, MOST, NOTHING, WireError, check, pack, printable, unpack
 from feddkd.method import Exchange
+from feddkd.method.compression import opened, problem_in
 from feddkd.models.functional import Model
-from feddkd.tensors import Groups, stack
+from feddkd.tensors import Groups, bytes_of, stack
 from feddkd.trees import first_tensor
 
 log = logging.getLogger(__name__)
@@ -59,6 +61,7 @@ class NodeAnswer(NamedTuple):
 
     upload: Groups
     held: str
+    size: int  # bytes of the tensors that travelled
 
 
 @dataclass
@@ -80,6 +83,7 @@ class Flower:
     most_examples: int = MOST_EXAMPLES  # that a client may claim
     membership: Membership = field(default_factory=AnyMember)
     held: dict[int, str] = field(default_factory=dict)  # client -> tag of the tensors it keeps
+    status: Status = field(default_factory=Status)
 
     def __post_init__(self) -> None:
         if self.grid is None:
@@ -106,6 +110,8 @@ class Flower:
         # stands for every client's memo: it has the same names, shapes and types
         self._memo = self.first_memos[0]
         self._before = (self._memo, self.held)  # both at the beginning of the round
+        name, rounds = self.experiment.get("name", ""), int(self.experiment.get("rounds", 0))
+        self.status.begin(name or self.experiment.get("method", ""), rounds, self._roster.total)
 
     # --- the protocol of engines
 
@@ -153,6 +159,7 @@ class Flower:
             return self._server.exchange(exchange, orders)
         self._gather_clients()
         self._begin_round(orders[0])
+        self.status.begin_exchange(exchange, self._round_number)
         pattern = self._pattern(exchange, orders[0])
         answers: list[dict[int, NodeAnswer]] = [{} for _ in orders]
         outgoing = list(self._outgoing(exchange, orders))
@@ -160,16 +167,24 @@ class Flower:
         for asked, message in self._transport.send(outgoing, self.deadline):
             late.pop((asked.order, asked.client), None)
             try:
-                received = self._received(exchange, asked.client, message, pattern)
+                received = self._received(exchange, orders[asked.order], asked, message, pattern)
             except Exception as error:  # whatever a node sends, it is that node's fault
                 self._blame(exchange, orders[asked.order], asked.client, error)
             else:
                 answers[asked.order][asked.client] = received
         for silent in late.values():
             self._roster.conduct.failed(silent.node, self._round_number)
-        return [
+            self.status.failed(silent.client, "it has not answered in time")
+        replies = [
             self._reply(exchange, order, self._believed(exchange, order, by_client))
             for order, by_client in zip(orders, answers, strict=True)
+        ]
+        self.status.write()
+        if exchange.phase.codec is None:
+            return replies
+        return [
+            reply._replace(uploaded=sum(by_client[client].size for client in reply.clients))
+            for reply, by_client in zip(replies, answers, strict=True)
         ]
 
     # --- one exchange
@@ -190,7 +205,8 @@ class Flower:
         online = self._transport.online_nodes()
         training = f"train.{action(exchange.phase.name)}"
         for number, order in enumerate(orders):
-            tensors = tensor_record(pack(order.sent))
+            packed = pack(order.sent)
+            tensors = tensor_record(packed)
             kind = "evaluate" if order.purpose == "evaluate" else training
             for client in order.cohort:
                 node = self._roster.nodes.get(client)
@@ -201,6 +217,7 @@ class Flower:
                 elif node in online:
                     request = message_record(self._request(exchange, order, client))
                     content = RecordDict({"page": request, "tensors": tensors})
+                    self.status.sent(client, len(packed))
                     yield Outgoing(node, client, number, kind, content)
                 else:
                     log_no_answer(client, exchange, order, "its node is offline")
@@ -224,21 +241,37 @@ class Flower:
         return FederationFacts(shape, federation.classes, federation.transform.scale)
 
     def _received(
-        self, exchange: Exchange, client: int, message: Message, pattern: Groups
+        self,
+        exchange: Exchange,
+        order: Order,
+        asked: Outgoing,
+        message: Message,
+        pattern: Groups,
     ) -> NodeAnswer:
-        """Return a client's answer if it passes the checks of its form."""
+        """Return a client's answer, uncompressed, if it passes the checks of its form."""
         reply = ExchangeReply.read(json_in(message))
         training = exchange.retain is not None  # evaluation changes nothing
         if reply.lost:
             if training:
-                self.held.pop(client, None)
-            raise NodeGoneError(
+                self.held.pop(asked.client, None)
+            raise BlamelessError(
                 "it has lost what it kept (was its node restarted?); it misses this round and"
                 " starts from the beginning in the next"
             )
-        upload = unpack(bytes_in(message.content), self.most)
+        if reply.bad_shares:
+            self._complaint(asked.client, reply.bad_shares)
+        content = bytes_in(message.content)
         # an evaluation may answer with a loss that is not finite
-        return NodeAnswer(check(upload, pattern, finite=training), str(reply.held))
+        upload = check(unpack(content, self.most), pattern, finite=training)
+        if problem := problem_in(exchange.phase, upload, order.sent):
+            raise WireError(problem)
+        self.status.answered(asked.client, len(content))
+        whole = opened(exchange.phase, upload, order.sent)
+        return NodeAnswer(whole, str(reply.held), bytes_of(upload))
+
+    def _complaint(self, client: int, dealers: Sequence[int]) -> None:
+        """Raise BlamelessError: the client cannot open the shares that other clients sent it."""
+        raise BlamelessError(f"it cannot open the shares of clients {sorted(dealers)}")
 
     def _believed(
         self, exchange: Exchange, order: Order, answers: Mapping[int, NodeAnswer]
@@ -259,9 +292,10 @@ class Flower:
         return uploads
 
     def _blame(self, exchange: Exchange, order: Order, client: int, error: Exception) -> None:
-        """Log that a client has not answered and why; count it unless its node is only gone."""
+        """Log that a client has not answered and why; count it unless it is not its fault."""
         log_no_answer(client, exchange, order, error)
-        if not isinstance(error, NodeGoneError):
+        self.status.failed(client, printable(error))
+        if not isinstance(error, BlamelessError):
             self._roster.conduct.failed(self._roster.nodes[client], self._round_number)
 
     def _reply(self, exchange: Exchange, order: Order, uploads: Mapping[int, Groups]) -> Reply:
@@ -298,6 +332,8 @@ class Flower:
             self._note_held(roster.welcome(self.join))
 
     def _note_held(self, joined: Mapping[int, ClientInfo]) -> None:
+        if joined:
+            self.status.joined(joined, {k: self._roster.name_of(k) for k in joined})
         for client, found in joined.items():
             if self.held.get(client, FIRST) not in (FIRST, *found.held):
                 log.warning("client %s has lost what it kept; it starts from the beginning", client)

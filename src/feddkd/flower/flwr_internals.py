@@ -11,7 +11,6 @@ from typing import Any
 
 from flwr.cli.build import build_fab_from_files
 from flwr.cli.cli_client_interceptor import CliClientHttpInterceptor
-from flwr.common.secure_aggregation.crypto.shamir import combine_shares, create_shares
 from flwr.common.secure_aggregation.crypto.symmetric_encryption import (
     decrypt,
     encrypt,
@@ -71,8 +70,6 @@ __all__ = [
     "TaskIdentity",
     "TaskType",
     "build_fab_from_files",
-    "combine_shares",
-    "create_shares",
     "decrypt",
     "encrypt",
     "fab_to_proto",

@@ -1,6 +1,15 @@
 """Whose node stands for which client, where keys tell nodes apart."""
 
+import re
 from typing import Protocol
+
+_PINNED = re.compile(r"(\d{1,9})(-.*)?")
+
+
+def pinned_client(name: str) -> int | None:
+    """Return the client that the key NAME.pub is for, if its name begins with a number: 3-NAME."""
+    match = _PINNED.fullmatch(name)
+    return int(match[1]) if match else None
 
 
 class Membership(Protocol):

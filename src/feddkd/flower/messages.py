@@ -161,6 +161,8 @@ class PublicKeys(WireMessage):
     channel: str  # for the shares that two clients send each other
     keys: Mapping[str, str]  # by exchange
     checks: Mapping[str, str]  # by exchange; derived from the seed
+    signer: str | None = None  # the sha256 of the node's own public key
+    signature: str | None = None  # by that key
 
 
 @dataclass(frozen=True)
@@ -228,15 +230,17 @@ class NodeInfo(WireMessage):
 @dataclass(frozen=True)
 class ExchangeReply(WireMessage):
     """The outcome of an exchange: the tag of the tensors that the client holds now, or `lost`: it
-    does not hold the tensors that the server expects, so it has computed nothing.
+    does not hold the tensors that the server expects, so it has computed nothing; or the clients
+    whose shares it cannot open.
     """
 
     client: int
     held: str | None = None
     lost: bool = False
+    bad_shares: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.held is None and not self.lost:
+        if self.held is None and not self.lost and not self.bad_shares:
             raise WireError("ExchangeReply has neither field 'held' nor field 'lost'")
 
 

@@ -59,7 +59,13 @@ def _ask_for_secrets(
         dealt = SharesRequest.read(content)
         config.check(dealt.client, config.read(dealt.experiment).experiment)
         return client_masking.deal(
-            dealt.client, dealt.session, dealt.threshold, dealt.public, memory
+            dealt.client,
+            dealt.session,
+            dealt.threshold,
+            dealt.public,
+            memory,
+            client_masking.NodeKeys(config.key, config.peers),
+            config.least,
         )
     if query == "unmask":
         asked = UnmaskRequest.read(content)
@@ -79,6 +85,7 @@ def _ask_for_secrets(
         request.round,
         shares.names_of(plan),
         memory,
+        client_masking.NodeKeys(config.key, config.peers),
     )
 
 
@@ -102,12 +109,18 @@ def respond(
         )
     if expected not in (FIRST, NOTHING, *held):
         return ExchangeReply(client, lost=True), b"", memory
-    memo = opened.here(_memo(opened, expected, held))
-    upload, after = opened.answer(request, opened.here(unpack(sent)), memo)
+    memo = opened.here(_memo(opened, client, expected, held))
+    received = opened.here(unpack(sent))
+    upload, after = opened.answer(request, received, memo)
     if request.secure is None:
         content = pack(upload)
     else:
-        content, memory = opened.masked(request, request.secure, upload, memory)
+        from feddkd.flower.client_masking import BadSharesError
+
+        try:
+            content, memory = opened.masked(request, request.secure, upload, received, memory)
+        except BadSharesError as error:
+            return ExchangeReply(client, bad_shares=error.dealers), b"", memory
     if request.retain is None:
         return ExchangeReply(client, expected), content, memory
     after = retained(after, frozenset(request.retain))
@@ -118,10 +131,10 @@ def respond(
     return ExchangeReply(client, tag), content, _with_held(memory, client, kept)
 
 
-def _memo(opened: NodeExperiment, tag: str, held: Mapping[str, bytes]) -> Groups:
-    """Return the tensors with this tag."""
+def _memo(opened: NodeExperiment, client: int, tag: str, held: Mapping[str, bytes]) -> Groups:
+    """Return the tensors of a client with this tag."""
     if tag == FIRST:
-        return opened.first
+        return opened.malicious.get(client, opened.first)
     return {} if tag == NOTHING else unpack(held[tag])
 
 

@@ -35,6 +35,10 @@ class NodeConfig:
     network: Path | None = None  # the Python file with the network, if an experiment needs one
     initial: Path | None = None  # the weights that clients start from, for their private tensors
     results: Path | None = None  # where the models of finished runs are kept
+    key: Path | None = None  # the node's private key, which signs its keys of a secure round
+    peers: Path | None = None  # the folder with the public keys of the other hospitals
+    least: int = 0  # the smallest threshold of a secure sum that the hospital accepts
+    state: Path | None = None  # where the node keeps what it must not forget
     context: Any = field(default=None, compare=False)
 
     def clients(self, experiment: Experiment) -> range:

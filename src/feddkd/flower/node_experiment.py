@@ -3,6 +3,7 @@
 import functools
 import json
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from feddkd.data.batches import Source
@@ -21,7 +22,8 @@ from feddkd.models.own_generator import OwnGenerator
 from feddkd.models.weight_files import with_initial
 from feddkd.randomness import Key
 from feddkd.rounds import diagnostics
-from feddkd.rounds.evaluation import Sample, find_phase
+from feddkd.rounds.evaluation_phases import Sample, find_phase
+from feddkd.rounds.selection.cohorts import asking
 from feddkd.runs.prepare import network, outputs_of
 from feddkd.simulation import DTYPES, Job, Start, begin
 from feddkd.tensors import Groups
@@ -37,13 +39,19 @@ class NodeExperiment:
     federation: Federation
     first: Groups  # the tensors that every client starts with
     sample: Sample  # what one example's output and target look like
+    malicious: Mapping[int, Groups]  # the first tensors of malicious clients, if they differ
 
     def phase(self, key: Key, name: str) -> Phase:
         """Return the phase of the exchange with this key."""
         if purpose_of(key) == "evaluate":
+            preparing = self.experiment.parsed_method.judging
+            if preparing is not None and name == preparing.name:
+                return preparing
             return find_phase(name, self.experiment.measured, self.sample, self.federation.classes)
         if purpose_of(key) == "diagnose":
             return diagnostics.PHASE
+        if purpose_of(key) == "select":
+            return asking("utility" if name == asking("utility").name else "mean loss")
         _, round, index, step = (int(part) for part in key)
         for exchange in self.experiment.parsed_method.fitted(self.model).plan(round):
             phase = exchange.phase
@@ -88,7 +96,12 @@ class NodeExperiment:
         }
 
     def masked(
-        self, request: ExchangeRequest, order: MaskingOrder, upload: Groups, memory: NodeMemory
+        self,
+        request: ExchangeRequest,
+        order: MaskingOrder,
+        upload: Groups,
+        sent: Groups,
+        memory: NodeMemory,
     ) -> tuple[bytes, NodeMemory]:
         """Return the masked upload, packed."""
         from feddkd.flower import client_masking  # needs flwr; a node without masks does not
@@ -96,7 +109,7 @@ class NodeExperiment:
         phase = self.phase(request.key, request.phase)
         examples = self.federation.weight(phase.reads.source, request.client)
         return client_masking.masked(
-            request, order, self.name, phase.collect, examples, upload, memory
+            request, order, self.name, phase.collect, examples, upload, sent, memory
         )
 
 
@@ -108,10 +121,23 @@ def _open(config: NodeConfig, experiment_text: str, facts_text: str) -> NodeExpe
     federation = config.federation(experiment, facts)
     model = _network(config, sent, federation)
     start = Start(experiment.seed, federation, *model.start())
-    job = Job(model, experiment.parsed_method, [start], dtype=DTYPES[experiment.dtype])
+    job = Job(
+        model,
+        experiment.parsed_method,
+        [start],
+        dtype=DTYPES[experiment.dtype],
+        metrics=experiment.measured,
+        attack=experiment.parsed_attack,
+    )
     begun = begin(job, find_device(config.device))
     return NodeExperiment(
-        sent.name, experiment, begun.model, begun.federations[0], begun.memos[0], begun.sample
+        sent.name,
+        experiment,
+        begun.model,
+        begun.federations[0],
+        begun.memos[0],
+        begun.sample,
+        begun.malicious[0],
     )
 
 

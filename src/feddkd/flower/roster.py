@@ -1,7 +1,8 @@
 """The clients of a federation: which node stands for each, and how many examples it has.
 
-Nodes are asked once, when they come online, which clients they have. They may come late: a run
-starts when enough clients are there, and the others take part from then on.
+Nodes are asked when they come online which clients they have, and again while they have not joined:
+a message may be lost, and an operator may repair a node. They may come late: a run starts when
+enough clients are there, and the others take part from then on.
 """
 
 import logging
@@ -10,7 +11,7 @@ import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from flwr.app import RecordDict
+from flwr.app import Message, RecordDict
 
 from feddkd.data.batches import Source
 from feddkd.errors import InputError
@@ -22,6 +23,7 @@ from feddkd.flower.wire import WireError, printable
 
 log = logging.getLogger(__name__)
 NEWS = 10.0  # seconds between two lines that say who is lacking
+AGAIN = 30.0  # seconds until a node that has not joined is asked again
 SOURCES = frozenset(typing.get_args(Source))
 MOST_EXAMPLES = 10_000_000  # the default limit of the examples that a client may claim
 
@@ -41,7 +43,7 @@ class Roster:
     counts: dict[int, Mapping[str, int]] = field(default_factory=dict)
     weights: dict[int, Mapping[str, int]] = field(default_factory=dict)  # in means, likewise
     conduct: Conduct = field(default_factory=Conduct)
-    _asked: set[int] = field(default_factory=set)
+    _asked: dict[int, float] = field(default_factory=dict)  # node -> when
     _waiting: dict[str, Outgoing] = field(default_factory=dict)
     _refused: dict[int, str] = field(default_factory=dict)  # node -> why
 
@@ -78,24 +80,33 @@ class Roster:
         return joined
 
     def welcome(self, seconds: float) -> dict[int, ClientInfo]:
-        """Ask the nodes that are new, and return the clients of those whose answers have come.
+        """Ask the nodes that have not joined, and return the clients of those that have answered.
 
         It does not wait: a node that does not answer delays nobody.
         """
         if not self.missing:
             return {}
-        new = self.transport.online_nodes() - self._asked
-        self._asked |= new
+        now, absent = time.monotonic(), self.transport.online_nodes() - set(self.nodes.values())
+        new = [node for node in absent if now - self._asked.get(node, -AGAIN) >= AGAIN]
+        self._asked |= dict.fromkeys(new, now)
         outgoing = [Outgoing(node, -1, 0, "query.info", self.content()) for node in sorted(new)]
         self._waiting |= self.transport.push(outgoing, seconds)
         joined: dict[int, ClientInfo] = {}
         for asked, message in self.transport.arrived(self._waiting):
-            try:
-                joined |= self._add(asked.node, NodeInfo.read(json_in(message)))
-            except Exception as error:  # whatever a node sends, it is that node's fault
-                self._refused[asked.node] = printable(error)
-                log.warning("node %s cannot join: %s", self._name(asked.node), printable(error))
+            if asked.node not in self.nodes.values():
+                joined |= self._answered(asked.node, message)
         return joined
+
+    def _answered(self, node: int, message: Message) -> Mapping[int, ClientInfo]:
+        """Add the clients of a node that has answered; log why if they cannot join."""
+        try:
+            return self._add(node, NodeInfo.read(json_in(message)))
+        except Exception as error:  # whatever a node sends, it is that node's fault
+            why = printable(error)
+            if self._refused.get(node) != why:
+                log.warning("node %s cannot join: %s", self._name(node), why)
+            self._refused[node] = why
+            return {}
 
     def _add(self, node: int, info: NodeInfo) -> Mapping[int, ClientInfo]:
         """Add the clients of a node, all or none."""
@@ -139,6 +150,10 @@ class Roster:
                 )
         if not found.counts["train"]:
             raise WireError(f"client {client} has no training examples")
+
+    def name_of(self, client: int) -> str:
+        """Return the name of the node of a client that has joined."""
+        return self._name(self.nodes[client])
 
     def _name(self, node: int) -> str:
         return self.membership.name(node) or str(node)

@@ -12,23 +12,21 @@ import logging
 import math
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import TypeVar
 
 import torch
 from flwr.app import RecordDict
 
 from feddkd.data.federation import SERVER
 from feddkd.engines.interface import Order, Reply
-from feddkd.flower import shares
+from feddkd.flower import shamir, shares
 from feddkd.flower.engine import Flower
 from feddkd.flower.masking import (
-    Words,
     decode,
     from_groups,
     length,
-    pairwise,
-    stream,
     total,
     weights,
 )
@@ -43,9 +41,10 @@ from feddkd.flower.messages import (
     SharesRequest,
     UnmaskRequest,
 )
+from feddkd.flower.opening import Revealed, RoundSecrets, joined_secrets, masks
 from feddkd.flower.shares import LEAST, name_of, names_of
 from feddkd.flower.summable import check_summable
-from feddkd.flower.transport import Outgoing, json_in, message_record
+from feddkd.flower.transport import BlamelessError, Outgoing, json_in, message_record
 from feddkd.flower.wire import WireError, printable
 from feddkd.method import Exchange
 from feddkd.methods import parse
@@ -54,20 +53,6 @@ from feddkd.tensors import Groups
 log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 MOST_SEALED = 1 << 20  # bytes of encrypted shares from one client for another
-
-
-class RoundSecrets(NamedTuple):
-    """The public keys and the encrypted shares of a round's cohort."""
-
-    round: tuple[Any, ...] = ()  # (seed, round)
-    session: str = ""
-    threshold: int = LEAST
-    public: Mapping[int, PublicKeys] = {}  # by client
-    sealed: Mapping[int, Mapping[int, str]] = {}  # member -> receiver -> shares
-
-    def number(self, client: int) -> int:
-        """Return the number of a client: every secret's share with this number is for it."""
-        return sorted(self.public).index(client) + 1
 
 
 @dataclass
@@ -84,6 +69,7 @@ class Secure(Flower):
         # sealed shares that the server has not passed on yet
         self._undelivered: Mapping[int, Mapping[int, str]] = {}
         self._like: Groups = {}
+        self._complaints: dict[int, set[int]] = {}  # dealer -> who cannot open its shares
 
     def exchange(self, exchange: Exchange, orders: Sequence[Order]) -> list[Reply]:
         """Perform one exchange; in training the reply holds the means of masked uploads."""
@@ -102,9 +88,24 @@ class Secure(Flower):
         cohort = tuple(client for client in order.cohort if client in members)
         if len(agreed.sealed) < agreed.threshold:
             return [Reply(cohort, {}, (len(agreed.sealed), agreed.threshold))]
+        self._complaints = {}
         replies = super().exchange(exchange, [order._replace(cohort=cohort)])
         self._undelivered = {}
+        self._blame_dealers()
         return replies
+
+    def _complaint(self, client: int, dealers: Sequence[int]) -> None:
+        for dealer in dealers:
+            self._complaints.setdefault(dealer, set()).add(client)
+        super()._complaint(client, dealers)
+
+    def _blame_dealers(self) -> None:
+        """Put aside who has kept a sum closed by shares that the others cannot open."""
+        needless = len(self._secrets.sealed) - self._secrets.threshold
+        for dealer, clients in self._complaints.items():
+            if dealer in self._secrets.sealed and len(clients) > needless:
+                node, why = self._roster.nodes[dealer], "has sent shares that others cannot open"
+                self._roster.conduct.put_aside(node, self._round_number, why)
 
     # --- the beginning of a round
 
@@ -118,6 +119,7 @@ class Secure(Flower):
             "keys",
             {client: KeysRequest(*base, client, session, number) for client in order.cohort},
             lambda client, content: _checked_keys(PublicKeys.read(content), names),
+            number,
         )
         agreed = RoundSecrets(order.key[:2], session, threshold, public)
         if len(public) < threshold:
@@ -128,6 +130,7 @@ class Secure(Flower):
             lambda client, content: _checked_shares(
                 SealedShares.read(content), set(public) - {client}
             ),
+            number,
         )
         return agreed._replace(sealed=sealed)
 
@@ -136,6 +139,7 @@ class Secure(Flower):
         query: str,
         requests: Mapping[int, NodeRequest],
         read: Callable[[int, object], Answer],
+        round: int,
         enough: int | None = None,
     ) -> dict[int, Answer]:
         """Send a query to clients and return what `read` makes of their replies.
@@ -143,23 +147,27 @@ class Secure(Flower):
         A reply that cannot be used counts as no answer. Stop when `enough` clients have answered.
         """
         answers: dict[int, Answer] = {}
-        outgoing = list(self._queries(query, requests))
+        outgoing = list(self._queries(query, requests, round))
         for asked, message in self._transport.send(outgoing, self.deadline):
             try:
                 answers[asked.client] = read(asked.client, json_in(message))
             except Exception as error:  # whatever a node sends, it is that node's fault
                 why = printable(error)
                 log.warning("client %s has not answered query.%s: %s", asked.client, query, why)
+                if not isinstance(error, BlamelessError):
+                    self._roster.conduct.failed(asked.node, round)
             if len(answers) == enough:
                 break
         return answers
 
-    def _queries(self, query: str, requests: Mapping[int, NodeRequest]) -> Iterator[Outgoing]:
-        """Yield the messages to the clients whose nodes are online."""
+    def _queries(
+        self, query: str, requests: Mapping[int, NodeRequest], round: int
+    ) -> Iterator[Outgoing]:
+        """Yield the messages to the clients whose nodes are online and not put aside."""
         online = self._transport.online_nodes()
         for client, request in requests.items():
             node, content = self._roster.nodes.get(client), message_record(request)
-            if node is not None and node in online:
+            if node in online and not self._roster.conduct.is_aside(node, round):
                 yield Outgoing(node, client, 0, f"query.{query}", RecordDict({"page": content}))
 
     # --- an exchange
@@ -190,23 +198,27 @@ class Secure(Flower):
         if len(clients) < least:
             return Reply(clients, {}, (len(clients), least))
         name = name_of(exchange.index, exchange.step)
-        revealed = self._unmask(name, clients)
+        revealed = self._unmask(name, clients, least)
         if len(revealed) < least:
             return Reply(clients, {}, (len(revealed), least))
-        words = [from_groups(uploads[client]) for client in clients]
+        joined: dict[int, bytes] | None
         try:
-            summed = total(words, self._masks(name, clients, revealed))
+            joined = joined_secrets(self._secrets, name, clients, revealed)
         except WireError as error:
             log.warning("cannot remove the masks from the sum of exchange %s: %s", name, error)
-            return Reply(clients, {}, (least - 1, least))  # at least one client sent a wrong share
+            joined = self._without_wrong_shares(name, clients)
+        if joined is None:
+            return Reply(clients, {}, (least - 1, least))
+        words = [from_groups(uploads[client]) for client in clients]
+        summed = total(words, masks(self._secrets, name, clients, joined, length(self._like)))
         examples = sum(self._weight(client, exchange.phase.reads.source) for client in clients)
         weight = weights(exchange.phase.collect, examples, len(clients))
         return Reply(clients, decode(summed, weight, self._like))
 
-    def _unmask(self, name: str, clients: Sequence[int]) -> dict[int, dict[int, bytes]]:
+    def _unmask(self, name: str, clients: Sequence[int], enough: int | None) -> Revealed:
         """Ask the clients of a sum for their share of one secret of each member.
 
-        Stop when as many as the threshold have answered.
+        Stop when `enough` have answered.
         """
         session = self._secrets.session
         base = self._sent, self._federation_facts
@@ -214,7 +226,29 @@ class Secure(Flower):
             client: UnmaskRequest(*base, client, session, name, tuple(clients))
             for client in clients
         }
-        return self._query("unmask", requests, self._checked_revealed, self._secrets.threshold)
+        number = int(self._secrets.round[1])
+        return self._query("unmask", requests, self._checked_revealed, number, enough)
+
+    def _without_wrong_shares(self, name: str, clients: Sequence[int]) -> dict[int, bytes] | None:
+        """Return the members' secrets without the shares of one client; None if that does not help.
+
+        The client whose shares are wrong has failed.
+        """
+        revealed = self._unmask(name, clients, None)
+        for wrong in (None, *revealed):
+            rest = {client: told for client, told in revealed.items() if client != wrong}
+            if len(rest) < self._secrets.threshold:
+                return None
+            with suppress(WireError):
+                joined = joined_secrets(self._secrets, name, clients, rest)
+                if wrong is not None:
+                    self._blame_teller(wrong)
+                return joined
+        return None
+
+    def _blame_teller(self, client: int) -> None:
+        log.warning("the shares of client %s are wrong; the others suffice", client)
+        self._roster.conduct.failed(self._roster.nodes[client], int(self._secrets.round[1]))
 
     def _checked_revealed(self, client: int, content: object) -> dict[int, bytes]:
         """Return a client's shares if there is one of each member, made for this client."""
@@ -226,33 +260,9 @@ class Secure(Flower):
                 f" {sorted(self._secrets.sealed)}"
             )
         for member, share in revealed.items():
-            if shares.number(share) != self._secrets.number(client):
+            if shamir.number(share) != self._secrets.number(client):
                 raise WireError(f"its share of client {member} was made for another client")
         return revealed
-
-    def _masks(
-        self, name: str, clients: Sequence[int], revealed: Mapping[int, Mapping[int, bytes]]
-    ) -> Iterator[Words]:
-        """Yield all masks that must be subtracted from the sum.
-
-        They are the survivors' own masks, and the masks that the other members would have
-        cancelled.
-        """
-        size = length(self._like)
-        for member, public in self._secrets.public.items():
-            if member not in self._secrets.sealed:
-                continue
-            secret = shares.join([by_member[member] for by_member in revealed.values()])
-            if member in clients:
-                _check(member, shares.derive(secret, "check"), public.checks[name])
-                yield stream(shares.derive(secret, "mask"), size)
-            else:
-                _check(member, shares.public(secret), public.keys[name])
-                seeds = {}
-                for client in clients:
-                    point = bytes.fromhex(self._secrets.public[client].keys[name])
-                    seeds[client] = shares.agree(secret, point)
-                yield -pairwise(member, seeds, size)
 
 
 def _checked_keys(public: PublicKeys, names: set[str]) -> PublicKeys:
@@ -261,8 +271,8 @@ def _checked_keys(public: PublicKeys, names: set[str]) -> PublicKeys:
         raise WireError(f"it has keys for the exchanges {sorted(public.keys)}, not {sorted(names)}")
     for point in (public.channel, *public.keys.values()):
         shares.check_public(bytes.fromhex(point))
-    if any(len(bytes.fromhex(check)) != shares.SECRET for check in public.checks.values()):
-        raise WireError(f"the check of a seed must have {shares.SECRET} bytes")
+    if any(len(bytes.fromhex(check)) != shamir.SECRET for check in public.checks.values()):
+        raise WireError(f"the check of a seed must have {shamir.SECRET} bytes")
     return public
 
 
@@ -273,9 +283,3 @@ def _checked_shares(reply: SealedShares, receivers: set[int]) -> Mapping[int, st
     if any(len(text) > MOST_SEALED for text in reply.sealed.values()):
         raise WireError(f"its shares for one client have more than {MOST_SEALED:,} bytes")
     return reply.sealed
-
-
-def _check(member: int, computed: bytes, known: str) -> None:
-    """Raise WireError if a secret does not give the value that its client has published."""
-    if computed.hex() != known:
-        raise WireError(f"the shares of client {member}'s secret do not give it")

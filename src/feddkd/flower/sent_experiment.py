@@ -2,7 +2,8 @@
 
 A node takes what training needs and nothing else: names of methods and networks, numbers, and
 the key of the draws. A path in a message never decides which file is read: it must lie in the
-node's own data folder, and a network in a Python file must be the file that the node was given.
+node's own data folder, and a network or a task in a Python file must be in the file that the node
+was given.
 """
 
 import hashlib
@@ -16,6 +17,7 @@ from feddkd.experiment import Experiment
 from feddkd.flower.wire import WireError
 from feddkd.spec.parser import read_calls
 from feddkd.spec.python_file import names_file
+from feddkd.tasks.lookup import task_digest_text
 
 TRAINING = (
     "method",
@@ -27,6 +29,7 @@ TRAINING = (
     "shuffle",
     "metrics",
     "task",
+    "attack",
 )
 # for nodes that take their examples from a source of feddkd
 DATA = ("data", "partition", "split_seed", "validation", "training", "public")
@@ -38,7 +41,7 @@ PATHS = ("path", "file")  # options that name files
 def to_send(keys: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of an experiment's keys that nodes are sent.
 
-    A network in a Python file is named by the file's sha256.
+    A network or a task in a Python file is named by the file's sha256.
     """
     experiment = Experiment(**keys)
     sent = {name: keys[name] for name in (*TRAINING, *DATA, START) if keys.get(name) is not None}
@@ -47,6 +50,8 @@ def to_send(keys: Mapping[str, Any]) -> dict[str, Any]:
     sent["transform"] = experiment.transform_text
     if names_file(experiment.model):
         sent["model"] = experiment.architecture.canonical
+    if names_file(experiment.task):
+        sent["task"] = task_digest_text(experiment.task)
     return sent
 
 
@@ -78,7 +83,9 @@ def read_sent(
         if "data" not in taken:
             raise WireError("the server names no data for nodes; start the node with --load")
         taken |= {name: _inside(taken, name, folder) for name in ("data", "partition")}
-    taken["model"] = _network(str(keys.get("model", "")), network)
+    taken["model"] = _own_file("network", str(keys.get("model", "")), network)
+    if "task" in taken:
+        taken["task"] = _own_file("task", str(taken["task"]), network)
     sha256 = keys.get(START)
     return SentExperiment(Experiment(**taken), None if sha256 is None else str(sha256))
 
@@ -107,15 +114,17 @@ def _placed(key: str, value: Any, folder: Path | None) -> Any:
     return str(place)
 
 
-def _network(text: str, network: Path | None) -> str:
-    """Return the text of the network; of one in a Python file, with the path of the node's file."""
+def _own_file(what: str, text: str, file: Path | None) -> str:
+    """Return the text of a network or a task; if it names a Python file, that of the node."""
     match = IN_FILE.fullmatch(text)
     if match is None:
         if names_file(text):
-            raise WireError("the server names the path of a Python file; a node takes none")
+            raise WireError(
+                f"the server names the path of a Python file as {what}; a node runs none"
+            )
         return text
-    if network is None:
-        raise WireError("the network is in a Python file; start the node with --network FILE.py")
-    if hashlib.sha256(network.read_bytes()).hexdigest() != match["sha256"]:
-        raise WireError("the Python file of this node is not the one with the server's network")
-    return f"{network}:{match['call']}"
+    if file is None:
+        raise WireError(f"the {what} is in a Python file; start the node with --network FILE.py")
+    if hashlib.sha256(file.read_bytes()).hexdigest() != match["sha256"]:
+        raise WireError(f"the Python file of this node is not the one with the server's {what}")
+    return f"{file}:{match['call']}"

@@ -1,5 +1,5 @@
-"""Keys, and secrets split into shares, with flwr's primitives: ECDH with HKDF, Fernet, Shamir's
-secret sharing.
+"""Keys, and shares that are encrypted for one client, with flwr's primitives: ECDH with HKDF,
+Fernet.
 
 All randomness here is the operating system's (os.urandom and OpenSSL). A mask that can be computed
 from an experiment's seed would hide nothing.
@@ -16,21 +16,18 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from feddkd.flower.flwr_internals import (
-    combine_shares,
-    create_shares,
     decrypt,
     encrypt,
     generate_shared_key,
     share_keys_plaintext_concat,
     share_keys_plaintext_separate,
 )
+from feddkd.flower.shamir import SECRET, SHARE
 from feddkd.flower.wire import WireError
 from feddkd.method import Exchange
 
 LEAST = 3  # clients in a sum: with two, each could compute the other's upload
 CURVE = ec.SECP256R1()
-SECRET = 32  # bytes of a seed, and of a private key
-SHARE = 52  # bytes of a share of such a secret: its number and three blocks
 
 
 def name_of(index: int, step: int) -> str:
@@ -76,29 +73,6 @@ def derive(seed: bytes, purpose: str) -> bytes:
     The check identifies the seed and says nothing about the mask.
     """
     return HKDF(SHA256(), SECRET, None, purpose.encode()).derive(seed)
-
-
-def split(secret: bytes, threshold: int, members: int) -> list[bytes]:
-    """Return shares for members 1, 2, ...
-
-    `threshold` of them give the secret; fewer give nothing.
-    """
-    return create_shares(secret, threshold, members)
-
-
-def join(shares: Sequence[bytes]) -> bytes:
-    """Return the secret that the shares give, or raise WireError if they do not fit together."""
-    try:
-        return combine_shares(list(shares))
-    except ValueError as error:
-        raise WireError(f"the shares do not fit together: {error}") from None
-
-
-def number(share: bytes) -> int:
-    """Return the number of the member that a share was made for."""
-    if len(share) != SHARE:
-        raise WireError(f"a share has {len(share)} bytes; it should have {SHARE}")
-    return int.from_bytes(share[:4], "little")
 
 
 def seal(

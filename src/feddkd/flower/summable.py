@@ -7,6 +7,7 @@ from feddkd.errors import InputError
 from feddkd.flower.shares import LEAST
 from feddkd.method import Collect, Phase
 from feddkd.methods import parse
+from feddkd.rounds.selection import find_selection
 
 
 def check_summable(experiment: Mapping[str, Any], threshold: float) -> None:
@@ -16,7 +17,13 @@ def check_summable(experiment: Mapping[str, Any], threshold: float) -> None:
             f"threshold is a fraction of the cohort, more than a half and at most 1, not"
             f" {threshold:g}"
         )
-    for phase in parse(experiment["method"]).phases:
+    method = parse(experiment["method"])
+    if method.codec is not None:
+        raise InputError(
+            "secure aggregation adds up masked uploads, and compressed uploads cannot be added:"
+            f" leave the compression out of {experiment['method']}"
+        )
+    for phase in method.phases:
         if phase.asks_clients and not _is_summed(phase):
             raise InputError(
                 f"secure aggregation gives only sums, but phase {phase.name!r} of"
@@ -31,6 +38,12 @@ def check_summable(experiment: Mapping[str, Any], threshold: float) -> None:
         raise InputError(
             "availability simulates clients that fail; secure aggregation works with real clients"
             " only"
+        )
+    selection = find_selection(experiment.get("selection", "uniform()"))
+    if selection.asks:
+        raise InputError(
+            f"secure aggregation gives only sums, but selection {str(selection)!r} needs every"
+            " single client's loss"
         )
     cohort = experiment["cohort"]
     size = cohort if isinstance(cohort, int) else int(cohort * experiment["clients"] + 1e-9)

@@ -24,8 +24,8 @@ MOST_JSON = 16 << 20  # characters
 TOO_LATE, NODE_GONE = (3, 4), 5
 
 
-class NodeGoneError(WireError):
-    """A node is gone; it has sent nothing wrong."""
+class BlamelessError(WireError):
+    """A node cannot answer, and that is not its fault."""
 
 
 class Outgoing(NamedTuple):
@@ -127,7 +127,7 @@ def json_in(message: Message) -> Any:
     if message.has_error():
         code, reason = message.error.code, message.error.reason
         if code == NODE_GONE:
-            raise NodeGoneError("its node is gone")
+            raise BlamelessError("its node is gone")
         late = "it has not answered in time" if code in TOO_LATE else f"error {code}: {reason}"
         raise WireError(late)
     try:

@@ -2,14 +2,15 @@
 
 The size of an upload is the L2 norm of its difference from what was sent:
 
-    u_k is refused if |u_k| > 1000 max(median_j |u_j|, |w|, 1)
+    u_k is refused if |u_k| > 1000 max(median_{j != k} |u_j|, |w|, 1)
 
-w are the parameters that were sent. A finite upload such as 1e30 would otherwise spoil the mean,
+w are the parameters that were sent. No upload vouches for itself: one that came alone is compared
+with w. A finite upload such as 1e30 would otherwise spoil the mean,
 and then the honest clients would be the ones whose numbers are not finite. A smaller lie passes:
 clip, the median and the trimmed mean are for that.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median_low
 
 import torch
@@ -31,8 +32,9 @@ def believable(
     Those of a phase that clips are clipped where their client has not done so.
     """
     norms = {client: norm_of(upload, sent) for client, upload in uploads.items()}
-    bound, good, refused = norm_bound(norms, sent), dict[int, Groups](), dict[int, WireError]()
+    good, refused = dict[int, Groups](), dict[int, WireError]()
     for client, norm in norms.items():
+        bound = norm_bound([norms[other] for other in norms if other != client], sent)
         if not norm <= bound:
             why = f"its upload has the norm {norm:.3g}; at most {bound:.3g} is believed"
             refused[client] = WireError(why)
@@ -43,9 +45,10 @@ def believable(
     return good, refused
 
 
-def norm_bound(norms: Mapping[int, float], sent: Groups) -> float:
-    """Return the largest norm of an upload that is believed."""
-    return FACTOR * max(median_low(norms.values()), size(sent.get("params", {}).values()), 1.0)
+def norm_bound(others: Sequence[float], sent: Groups) -> float:
+    """Return the largest norm of an upload that is believed, given those of the other uploads."""
+    middle = median_low(others) if others else 0.0
+    return FACTOR * max(middle, size(sent.get("params", {}).values()), 1.0)
 
 
 def norm_of(upload: Groups, sent: Groups) -> float:

@@ -47,10 +47,22 @@ def pack(groups: Groups) -> bytes:
         for group, tensors in groups.items()
         for name, tensor in tensors.items()
     }
-    copies = {
-        name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in named.items()
-    }
-    return save(copies, metadata={"groups": json.dumps(list(groups))})
+    seen: set[int] = set()
+    apart = {name: _apart(tensor, seen) for name, tensor in named.items()}
+    return save(apart, metadata={"groups": json.dumps(list(groups))})
+
+
+def _apart(tensor: torch.Tensor, seen: set[int]) -> torch.Tensor:
+    """Return a tensor on the CPU; a copy only if its memory is among those seen, which is extended.
+
+    safetensors refuses tensors that share memory, and a large model should not be copied twice.
+    """
+    here = tensor.detach().cpu().contiguous()
+    memory = here.untyped_storage().data_ptr()
+    if memory in seen:
+        return here.clone()
+    seen.add(memory)
+    return here
 
 
 def unpack(content: bytes, most: int = MOST) -> Groups:

@@ -92,6 +92,14 @@ def probe_of(targets: Targets, loss: Loss) -> Fold:
     return Fold(start, step, finish)
 
 
+def own_tensors(memo: Groups) -> dict[str, Tensor]:
+    """Return the tensors by which the model that a client is judged by differs from the shared one.
+
+    These are its private tensors and those of its personal model, if the method gives it one.
+    """
+    return {**memo.get("private", {}), **memo.get("personal", {})}
+
+
 def own_model(
     model: Model, sent: Groups, memo: Groups
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

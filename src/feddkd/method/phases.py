@@ -11,11 +11,16 @@ from torch import Tensor
 
 from feddkd.data.batches import Reads
 from feddkd.method.client import Fold, Gradient
+from feddkd.method.codec import Codec
 from feddkd.models.functional import Model
 from feddkd.randomness import Key
 from feddkd.spec.schedules import ONCE, Repeat, Schedule
 from feddkd.tasks.task import Offer
 from feddkd.tensors import Groups, Tensors
+
+# Numbers that a client knows of the examples it reads: the mini-batches in an epoch, and the
+# examples of each class.
+Fact = Literal["batches", "labels"]
 
 
 class Collect(Enum):
@@ -67,6 +72,8 @@ class Phase:
     client: Fold | Gradient | None
     server: ServerFn
     reads: Reads = NOTHING  # the examples of the client half, in batches
+    # facts of these examples that `start` finds in memo["facts"]
+    facts: frozenset[Fact] = frozenset()
 
     # What is sent and what is uploaded.
     collect: Mapping[str, Collect] = field(default_factory=dict)  # upload group -> rule
@@ -85,7 +92,9 @@ class Phase:
     unfolds: "Callable[[Model], tuple[Phase, ...]] | None" = None
     # (state after a repetition) -> True to skip the repetitions that are left in this round
     over: Callable[[Groups], Tensor] | None = None
-    at: Literal["clients", "server"] = "clients"  # "server": it runs the client half itself
+    # "server": the server runs the client half itself. "judging": all clients do it before each
+    # evaluation of their own models, and it is part of the evaluation, not of a round
+    at: Literal["clients", "server", "judging"] = "clients"
 
     # Its place in a round.
     # True if it improves an existing shared model: then the model before it is evaluated, too
@@ -109,6 +118,7 @@ class Phase:
     noise: float = 0.0
     # The most that the L2 norm of a client's update may be; the client's half sees to it.
     clip: float | None = None
+    codec: Codec | None = None  # how uploads are compressed; the client's half has done it
 
     @property
     def asks_clients(self) -> bool:

@@ -9,7 +9,10 @@ PRIVATE = {
     "names": "the tensors that are named",
     "statistics": "batch norm's running statistics",
     "norm": "batch-norm layers",
+    "head": "the head",
+    "body": "all but the head",
     "model": "its whole model",
+    "unsent": "what it has not sent yet",
 }
 
 

@@ -72,6 +72,8 @@ def _with_defaults(name: str) -> Method | None:
 
 def _private(method: Method) -> str:
     """Return the kind of tensors that stay with a client: a key of PRIVATE, or "none"."""
+    if method.codec and method.codec.remembers:
+        return "unsent"
     kinds = [kind for kind in method.private if kind != "none"]
     return "names" if method.private_patterns else next(iter(kinds), "none")
 
@@ -90,9 +92,9 @@ def _settings(name: str) -> Iterator[MethodOption]:
     factory = METHODS[name]
     shared: dict[str, str] = {}
     for annotation in typing.get_type_hints(inspect.unwrap(factory)).values():
-        if annotation in SHARED:
-            for item in dataclasses.fields(annotation):
-                shared[item.name] = SHARED[annotation]
+        for kind, title in SHARED.items():
+            if isinstance(annotation, type) and issubclass(annotation, kind):
+                shared |= dict.fromkeys((item.name for item in dataclasses.fields(kind)), title)
     parameters = inspect.signature(factory).parameters
     for key, default in METHODS.options(name).items():
         takes = _in_words(parameters[key].annotation)
@@ -121,7 +123,8 @@ def _in_words(annotation: Any) -> str:
 
 def _turn(phase: Phase, method: Method) -> PhaseInWords:
     """Return a phase in words."""
-    asked = phase.asks_clients
+    judging = phase.at == "judging"
+    asked = phase.asks_clients or judging
     empty = {"params", "buffers"} if "model" in method.private else set()
     sends = [group for group in phase.sends if group not in empty]
     sends += [f"rate {rate}" for rate in phase.rates]
@@ -132,7 +135,7 @@ def _turn(phase: Phase, method: Method) -> PhaseInWords:
         name=phase.name,
         who="clients" if asked else "server",
         does=_does(phase),
-        times=_times(phase),
+        times="before each evaluation" if judging else _times(phase),
         sends=tuple(sends) if asked else (),
         uploads=rules if asked else {},
         keeps=tuple(sorted(phase.keeps)),

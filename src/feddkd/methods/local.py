@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
+import torch
 from torch import Tensor
 from torch.func import grad
 
@@ -18,6 +19,7 @@ from feddkd.errors import InputError
 from feddkd.method import (
     Batch,
     Collect,
+    Fact,
     Fold,
     Method,
     Phase,
@@ -94,9 +96,14 @@ Begin = Callable[[Model, Groups, Groups], Groups]  # (model, sent, memo) -> grou
 Slope = Callable[[Tensors], tuple[Tensors, Output]]
 # (slope, sent, carry) -> gradient, output, new values of groups of `begin`
 Take = Callable[[Slope, Groups, Groups], tuple[Tensors, Output, Groups]]
+# (logits, carry) -> logits that the loss of the task sees
+Calibrate = Callable[[Tensor, Groups], Tensor]
 Bend = Callable[[Tensors, Groups, Groups], Tensors]  # (gradient, sent, carry) -> direction
 # (model, sent, carry, output, batch) -> groups
 Watch = Callable[[Model, Groups, Groups, Output, Batch], Groups]
+# (model, carry) -> name -> True where the step leaves a tensor as it is; names that are not there
+# are moved
+Holds = Callable[[Model, Groups], Mapping[str, Tensor]]
 # (model, sent, carry, memo) -> (upload, memo)
 Part = Callable[[Model, Groups, Groups, Groups], tuple[Groups, Groups]]
 
@@ -115,12 +122,16 @@ class Variant:
     """
 
     terms: tuple[Term, ...] = ()  # added to the loss
+    # changes the logits for the loss; terms see the network's own
+    calibrate: Calibrate = lambda logits, carry: logits
     # makes groups of the carry: constants, counters, trackers
     begin: Begin = lambda model, sent, memo: {}
     # says where the gradient is taken; the network's buffers change as in the output it returns
     take: Take = at_present_weights
     # makes the direction that the optimiser takes in place of the gradient
     bend: Bend = lambda gradient, sent, carry: gradient
+    # says which tensors a step leaves as they are, and the optimiser's state of them
+    holds: Holds = lambda model, carry: {}
     # makes the new values of the groups of `begin` after a step
     watch: Watch = lambda model, sent, carry, output, batch: {}
     # makes the groups to upload and the groups to keep, after the last step
@@ -135,6 +146,7 @@ class Variant:
     brings: Callable[[Model, Groups, World], Groups] | None = None
     private: Private = "none"
     source: Source = "train"
+    facts: frozenset[Fact] = frozenset()
     requires: frozenset[Offer] = frozenset()  # what the terms need of the task
 
 
@@ -161,6 +173,7 @@ def local_training(
         client=_client(local.build_optimiser(), variant),
         server=variant.server or take_average,
         reads=batches,
+        facts=variant.facts,
         collect={
             "params": Collect.MEAN_BY_EXAMPLES,
             "buffers": Collect.MEAN_BY_EXAMPLES,
@@ -198,7 +211,7 @@ def _client(optimiser: Optimiser, variant: Variant) -> Fold:
     def step(model: Model, sent: Groups, carry: Groups, batch: Batch) -> Groups:
         def loss(w: Tensors) -> tuple[Tensor, Output]:
             output = model(w, carry["buffers"], batch.x, mode="train", key=batch.key)
-            value = task_loss(model, output.logits, batch)
+            value = task_loss(model, variant.calibrate(output.logits, carry), batch)
             for term in variant.terms:
                 value = value + term(model, w, sent, carry, output, batch)
             return value, output
@@ -206,8 +219,9 @@ def _client(optimiser: Optimiser, variant: Variant) -> Fold:
         gradient, output, taken = variant.take(grad(loss, has_aux=True), sent, carry)
         direction = variant.bend(gradient, sent, carry)
         params, state = optimiser.update(carry["params"], direction, carry, sent["rates"]["lr"])
+        moved = held(variant.holds(model, carry), carry, {"params": params, **state})
         watched = variant.watch(model, sent, carry, output, batch)
-        return {**carry, "params": params, "buffers": output.buffers, **state, **taken, **watched}
+        return {**carry, "buffers": output.buffers, **moved, **taken, **watched}
 
     def finish(model: Model, sent: Groups, carry: Groups, memo: Groups) -> tuple[Groups, Groups]:
         upload, after = uploads(model, carry["params"], carry["buffers"], memo)
@@ -219,6 +233,30 @@ def _client(optimiser: Optimiser, variant: Variant) -> Fold:
 
 
 # --- pieces that several variants share
+
+
+def held(holds: Tensors, before: Groups, after: Groups) -> Groups:
+    """Return the groups `after` a step with the held tensors as they were `before`."""
+    return {
+        group: {
+            name: torch.where(holds[name], before[group][name], new) if name in holds else new
+            for name, new in tensors.items()
+        }
+        for group, tensors in after.items()
+    }
+
+
+def counted(begin: Begin) -> tuple[Begin, Watch]:
+    """Return `begin` and `watch` that also count the steps so far in carry["progress"]["step"]."""
+
+    def begin_both(model: Model, sent: Groups, memo: Groups) -> Groups:
+        zero = torch.zeros((), dtype=torch.int64, device=sent["rates"]["lr"].device)
+        return {**begin(model, sent, memo), "progress": {"step": zero}}
+
+    def watch(model: Model, sent: Groups, carry: Groups, output: Output, batch: Batch) -> Groups:
+        return {"progress": {"step": carry["progress"]["step"] + 1}}
+
+    return begin_both, watch
 
 
 def hold_private(model: Model, sent: Groups, memo: Groups) -> Groups:

@@ -1,7 +1,7 @@
 """Find out, on a few examples, whether a network couples the examples of a batch.
 
-It does if an example's output depends on the other examples, as with batch norm, or if its buffers
-do. An engine may then not fill a small batch with further examples.
+It does if an example's output or gradient depends on the other examples, as with batch norm, or if
+the network's buffers do. An engine may then not fill a small batch with further examples.
 """
 
 from collections.abc import Iterator
@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.func import grad
 
 from feddkd.models.comparison import is_close
 from feddkd.models.functional import Mode, Model, Output, arguments
@@ -26,7 +27,9 @@ STRICT, LOOSE = 1e-6, 1e-2
 def couples_examples(
     model: Model, params: Tensors, buffers: Tensors, net: nn.Module, x: Tree, mode: Mode
 ) -> bool:
-    """Return whether further examples change the outputs of the others or the buffers.
+    """Return whether further examples change what the network computes of the others.
+
+    That is: their outputs, their gradient, or the buffers.
 
     `net` is the module with the same numbers. A network that takes batches of one size only counts
     as one that couples.
@@ -39,10 +42,9 @@ def couples_examples(
     own_type = next(tensor.dtype for tensor in params.values())
     for dtype, tolerance in ((torch.float64, STRICT), (own_type, LOOSE)):
         try:
-            pairs = list(_outputs(model, params, buffers, x, mode, dtype))
+            return not all(_trials(model, params, buffers, x, mode, dtype, tolerance))
         except Exception:  # some networks compute in one type only
             continue
-        return not all(_is_alike(few, more, tolerance) for few, more in pairs)
     return True
 
 
@@ -56,10 +58,16 @@ def _draws_for_the_batch(net: nn.Module, x: Tree) -> bool:
     return any(not shape or shape[0] % len(first) for shape in draws.shapes)
 
 
-def _outputs(
-    model: Model, params: Tensors, buffers: Tensors, x: Tree, mode: Mode, dtype: torch.dtype
-) -> Iterator[tuple[Output, Output]]:
-    """Yield what the network computes of a few examples, alone and followed by others."""
+def _trials(
+    model: Model,
+    params: Tensors,
+    buffers: Tensors,
+    x: Tree,
+    mode: Mode,
+    dtype: torch.dtype,
+    tolerance: float,
+) -> Iterator[bool]:
+    """Yield whether the network computes the same of a few examples, alone and before others."""
     first = first_tensor(x)
     model = model.on(first.device, dtype)
     params, buffers = to(params, first.device, dtype), to(buffers, first.device, dtype)
@@ -68,8 +76,18 @@ def _outputs(
     more = cat([few, others, *(map_tensors(partial(_scaled, by), few) for by in (FAR, -FAR))])
     for number in range(KEYS if mode == "train" else 1):
         key = torch.tensor(number, device=first.device)
-        alone = model(params, buffers, few, mode=mode, key=key)
-        yield alone, model(params, buffers, more, mode=mode, key=key)
+        call = partial(model, buffers=buffers, mode=mode, key=key)
+        yield _is_alike(call(params, x=few), call(params, x=more), tolerance)
+
+    def loss(params: Tensors, x: Tree) -> Tensor:
+        return call(params, x=x).logits[: len(first) - half].square().sum()
+
+    slopes = [grad(loss)(params, part) for part in (few, more)]
+    largest = max(float(slope.abs().max()) for slope in slopes[0].values() if slope.numel())
+    yield all(
+        is_close(slope, slopes[1][name], tolerance, least=1e-2 * largest)
+        for name, slope in slopes[0].items()
+    )
 
 
 def _typed(x: Tree, dtype: torch.dtype) -> Tree:

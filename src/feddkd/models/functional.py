@@ -86,6 +86,17 @@ class Model:
         return self.tensors.norms - self.tensors.constants
 
     @property
+    def head_names(self) -> frozenset[str]:
+        """The names of the trained parameters of the last linear layer."""
+        if self.head is None:
+            raise InputError(
+                "this network has no linear layer that could be its head: name the tensors, as in"
+                " names='classifier.*'"
+            )
+        slots = (f"{self.head}.{part}" if self.head else part for part in ("weight", "bias"))
+        return frozenset(self.tensors.slots.get(slot, slot) for slot in slots) & self.param_names
+
+    @property
     def convolves(self) -> bool:
         """The network has a convolution."""
         return any(isinstance(module, _ConvNd) for module in self.net.modules())

@@ -23,6 +23,7 @@ from feddkd.models.networks.mlp import mlp as build_mlp
 from feddkd.models.networks.small_cnn import small_cnn as build_small_cnn
 from feddkd.models.networks.vgg9 import vgg9 as build_vgg9
 from feddkd.spec.registry import Registry, Spelled
+from feddkd.spec.types import Numbers
 
 Shape = tuple[int, ...]
 
@@ -87,7 +88,7 @@ def small_cnn() -> Architecture:
 
 
 @MODELS.register
-def mlp(*, hidden: str = "64") -> Architecture:
+def mlp(*, hidden: Numbers = "64") -> Architecture:
     """A perceptron with hidden layers of the widths in `hidden`, as in "64,32"; "" is linear."""
     try:
         widths = [int(width) for width in hidden.split(",") if width.strip()]

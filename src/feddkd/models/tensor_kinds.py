@@ -111,6 +111,11 @@ def _refuse_layers(net: nn.Module) -> None:
             raise InputError(
                 f"{where} is a {type(module).__name__}: give its inner module, .module"
             )
+        if getattr(module, "scale_grad_by_freq", False):
+            raise InputError(
+                f"{where} has scale_grad_by_freq=True, which would count the words of all clients"
+                " together: leave it out"
+            )
         for parameter, tensor in module._parameters.items():
             if is_lazy(tensor):
                 raise InputError(

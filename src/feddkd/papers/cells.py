@@ -14,6 +14,7 @@ from feddkd.papers.definitions import Definition, Paper, Printed, PrintedCell, Q
 from feddkd.papers.results import RecordedRun, Runs
 from feddkd.reports.statistics import apart
 from feddkd.rounds.loop import Row
+from feddkd.rounds.metrics import ACCURACY, read_target
 from feddkd.runs.summary import mean_and_std
 
 NOTHING, PARTIAL, UNPRINTED, WITHIN = (
@@ -24,28 +25,33 @@ NOTHING, PARTIAL, UNPRINTED, WITHIN = (
 )
 
 
-def _best_validation(rows: Sequence[Row], target: float | None) -> list[Row]:
+Goal = float | str | None  # the target of an experiment
+
+
+def _best_validation(rows: Sequence[Row], target: Goal) -> list[Row]:
     # max keeps the first of equals: the earliest round
     return [max(rows, key=lambda row: row["validation_accuracy"])]
 
 
-def _target(rows: Sequence[Row], target: float | None) -> list[Row]:
-    return [row for row in rows if target is not None and row["test_accuracy"] >= target][:1]
+def _target(rows: Sequence[Row], target: Goal) -> list[Row]:
+    if target is None:
+        return []
+    return list(filter(read_target(target, ACCURACY).is_reached, rows))[:1]
 
 
-def _five_best(rows: Sequence[Row], target: float | None) -> list[Row]:
+def _five_best(rows: Sequence[Row], target: Goal) -> list[Row]:
     return sorted(rows, key=lambda row: -row["test_accuracy"])[:5]
 
 
-def _best(rows: Sequence[Row], target: float | None) -> list[Row]:
+def _best(rows: Sequence[Row], target: Goal) -> list[Row]:
     return _five_best(rows, target)[:1]
 
 
-def _last(rows: Sequence[Row], target: float | None) -> list[Row]:
+def _last(rows: Sequence[Row], target: Goal) -> list[Row]:
     return list(rows[-1:])
 
 
-AT: Mapping[str, Callable[[Sequence[Row], float | None], list[Row]]] = {
+AT: Mapping[str, Callable[[Sequence[Row], Goal], list[Row]]] = {
     "best_validation": _best_validation,
     "target": _target,
     "five_best": _five_best,

@@ -67,19 +67,22 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Line:
-    """A method of a table: the calls that an experiment's method must have, and how many rounds of
-    it count.
+    """A method of a table: the calls that an experiment's method must have, or the name that the
+    experiment has in its file; and how many rounds of it count.
     """
 
-    method: str
+    method: str = ""
     rounds: int | None = None
+    name: str = ""
 
     @cached_property
     def calls(self) -> tuple[Call, ...]:
         return parse(self.method).calls
 
     def fits(self, experiment: Experiment) -> bool:
-        """Return True if an experiment's method has these calls with these options."""
+        """Return True if an experiment has the name, or the calls with these options."""
+        if self.name:
+            return experiment.name == self.name
         calls = experiment.parsed_method.calls
         return len(self.calls) == len(calls) and all(
             wanted.name == call.name and set(wanted.given) <= set(call.complete)
@@ -88,7 +91,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Column:
+class PaperColumn:
     """A column of a table: a file of experiments, and the keys that select some of them."""
 
     file: str
@@ -107,7 +110,7 @@ class Definition:
     title: str
     lead: str
     tested: tuple[str, ...]
-    settings: Mapping[str, Column]
+    settings: Mapping[str, PaperColumn]
     methods: Mapping[str, Line]
     quantities: Mapping[str, Quantity]
     note: str = ""
@@ -213,7 +216,7 @@ def _definition(name: str, table: Mapping[str, Any]) -> Definition:
     parts = {
         "tested": tuple(table["tested"]),
         "beside": tuple(table.get("beside", ())),
-        "settings": {key: Column(**value) for key, value in table["settings"].items()},
+        "settings": {key: PaperColumn(**value) for key, value in table["settings"].items()},
         "methods": {key: Line(**value) for key, value in table["methods"].items()},
         "quantities": {key: Quantity(**value) for key, value in table["quantities"].items()},
     }

@@ -12,9 +12,12 @@ from typing import Any
 import numpy as np
 
 from feddkd.reports.families import Family, headline_of, target_of
-from feddkd.rounds.metrics import Metric, shown_in
+from feddkd.rounds.metrics import ACCURACY, Metric, Target, shown_in
+from feddkd.runs.client_spread import client_spread
 from feddkd.runs.record import Record
-from feddkd.runs.summary import best_row, mean_and_std, to_target
+from feddkd.runs.summary import best_row, cost_of, last_judged, mean_and_std
+
+WORST = "worst 10 %"
 
 
 @dataclass(frozen=True)
@@ -35,23 +38,42 @@ def columns(records: Sequence[Record]) -> list[TableColumn]:
     target = target_of(records)
     costs = [COUNT] if target is None else target_columns(target)
     private = any("epsilon" in record.history[-1] for record in records)
-    return [*metric_columns(records), *costs, *([EPSILON] if private else [])]
+    attacked = any(SUCCESS_KEY in record.history[-1] for record in records)
+    return [
+        *metric_columns(records),
+        *costs,
+        *([EPSILON] if private else []),
+        *([SUCCESS] if attacked else []),
+    ]
 
 
 def metric_columns(records: Sequence[Record]) -> list[TableColumn]:
     """Return the columns of metrics: best, last and average of the headline, then the others."""
     first = headline_of(records)
     others = dict.fromkeys(metric for record in records for metric in shown_in(record.history[0]))
+    by_client = any(first.client_key in record.history[0] for record in records)
     return [
         _metric_column(first, "best", first.test_key, best_row),
-        _metric_column(first, "last", first.test_key, _last_row),
-        _metric_column(first, "average", first.average_key, _last_row),
+        _metric_column(first, "last", first.test_key, last_judged),
+        _metric_column(first, "average", first.average_key, last_judged),
+        *([_worst_column(first)] if by_client else []),
         *(
             _metric_column(other, other.title, other.test_key, best_row, key="best")
             for other in others
             if other != first
         ),
     ]
+
+
+def _worst_column(metric: Metric) -> TableColumn:
+    """Return a column with the mean over the worst tenth of the clients, at the best round."""
+
+    def values(family: Family) -> list[float]:
+        spreads = [client_spread(best_row(record.history), metric) for record in family]
+        return [spread["worst_tenth"] for spread in spreads if spread is not None]
+
+    show, key = partial(mean_text, metric=metric), metric.test_key
+    return TableColumn(WORST, values, show, key, "worst_tenth", metric.scale, metric.digits)
 
 
 def _metric_column(
@@ -67,18 +89,14 @@ def _metric_column(
     return TableColumn(name, values, show, metric.test_key, key, metric.scale, metric.digits)
 
 
-def _last_row(history: Sequence[Any]) -> Any:
-    return history[-1]
-
-
-def target_columns(target: float) -> list[TableColumn]:
+def target_columns(target: Target) -> list[TableColumn]:
     """Return the columns about the seeds that reached a target, and what that cost them."""
 
     def hits(family: Family) -> list[float]:
-        return [float(to_target(record.history, target) is not None) for record in family]
+        return [float(cost_of(record.history, target) is not None) for record in family]
 
     def costs(family: Family, cost: Callable[[dict[str, Any]], float]) -> list[float]:
-        reached = [to_target(record.history, target) for record in family]
+        reached = [cost_of(record.history, target) for record in family]
         return [cost(one) for one in reached if one is not None]
 
     amounts: dict[str, Callable[[dict[str, Any]], float]] = {
@@ -125,5 +143,14 @@ def mean_text(values: list[float], metric: Metric) -> str:
     return f"{mean:.{metric.digits}f}±{deviation:.{metric.digits}f}"
 
 
+def _successes(family: Family) -> list[float]:
+    """Return how often the attack succeeded at the end of each run."""
+    return [r.history[-1][SUCCESS_KEY] for r in family if SUCCESS_KEY in r.history[-1]]
+
+
+SUCCESS_KEY = "attack_success"
+SUCCESS = TableColumn(
+    "attack", _successes, partial(mean_text, metric=ACCURACY), SUCCESS_KEY, "last", scale=100
+)
 COUNT = TableColumn("n", lambda family: [1.0] * len(family), lambda ones: str(len(ones)))
 EPSILON = TableColumn("epsilon", _epsilons, _epsilon_text)

@@ -85,9 +85,10 @@ def _curve(
 ) -> None:
     """Draw the rounds that all seeds have played."""
     rounds = min(map(len, group))
-    values = [[row[metric.test_key] for row in history[:rounds]] for history in group]
+    judged = [n for n in range(rounds) if all(metric.test_key in rows[n] for rows in group)]
+    values = [[rows[n][metric.test_key] for n in judged] for rows in group]
     seeds = metric.scale * np.array(values, dtype=np.float64)
-    band(axis, [row[key] for row in group[0][:rounds]], seeds, label)
+    band(axis, [group[0][n][key] for n in judged], seeds, label)
 
 
 def band(axis: Any, x: Sequence[float], seeds: "Array", label: str) -> None:

@@ -6,18 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from feddkd.rounds.metrics import Metric, headline
+from feddkd.rounds.metrics import Metric, Target, headline, read_target
 from feddkd.runs.record import Counts, Record
 
 Family = Sequence[Record]  # runs that differ in their seeds alone
 
 
-def target_of(records: Sequence[Record]) -> float | None:
-    """Return the target of the first record that has one: a value of its headline metric."""
+def target_of(records: Sequence[Record]) -> Target | None:
+    """Return the target of the first record that has one."""
     for record in records:
         if "target" in record.manifest["experiment"]:
-            target: float = record.manifest["experiment"]["target"]
-            return target
+            return read_target(record.manifest["experiment"]["target"], headline(record.history))
     return None
 
 

@@ -4,9 +4,12 @@ All figures have one style and the width of a column; they are written as PDF, S
 table as LaTeX and Markdown.
 """
 
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from feddkd.errors import InputError
 from feddkd.reports import curves
@@ -106,10 +109,9 @@ def _figures(records: Sequence[Record]) -> Iterator[tuple[str, Draw]]:
         some = _with(named, quantity)
         if some:
             yield name, _curves(some, "round", "rounds", title, quantity)
-    for record in records:
-        if record.partition is not None:
-            yield "partition", _squares(record.partition, "class", "client", "training examples")
-            break
+    for number, (title, held) in enumerate(_partitions(records).items()):
+        name = f"partition-{number}" if number else "partition"
+        yield name, _squares(held, "class", "client", "training examples", title)
     for number, (label, group) in enumerate(named.items()):
         matrix = confused(group)
         if matrix is not None:
@@ -121,13 +123,14 @@ def _metric_figures(
     records: Sequence[Record], named: dict[str, list[Record]]
 ) -> Iterator[tuple[str, Draw]]:
     """Yield the curves of each metric against each cost that all records have."""
-    first, target = headline_of(records), target_of(records)
+    target = target_of(records)
     metrics = dict.fromkeys(metric for record in records for metric in shown_in(record.history[0]))
     costs = [curves.spent(group) for group in named.values()]
     for metric in metrics:
         quantity = curves.on_test(metric)
         some = _with(named, quantity)
-        guide = metric.scale * target if target is not None and metric == first else None
+        is_guide = target is not None and target.metric == metric
+        guide = metric.scale * target.value if target is not None and is_guide else None
         for axis, title in curves.AXES.items():
             if some and all(axis in each for each in costs):
                 name = f"{metric.name}-{axis}".replace("_", "-")
@@ -155,9 +158,10 @@ def _curves(
         for label, group in named.items():
             band, x = curves.band(group, quantity), curves.spent(group)[axis]
             if band is not None:
-                low, high = band.mean - band.std, band.mean + band.std
-                axes.plot(x, band.mean, label=label)
-                axes.fill_between(x, low, high, alpha=0.18, linewidth=0)
+                there = np.isfinite(band.mean)  # not every round is evaluated
+                mean, std = band.mean[there], band.std[there]
+                axes.plot(x[there], mean, label=label)
+                axes.fill_between(x[there], mean - std, mean + std, alpha=0.18, linewidth=0)
         if guide is not None:
             axes.axhline(guide, color="0.35", linestyle=":", linewidth=0.8)
         axes.set(xlabel=x_title, ylabel=y_title)
@@ -166,14 +170,25 @@ def _curves(
     return draw
 
 
-def _squares(table: Counts, x_title: str, y_title: str, title: str) -> Draw:
-    """Return a function that draws a table of numbers as colours."""
+def _partitions(records: Sequence[Record]) -> dict[str, Counts]:
+    """Return who holds what by the name of the partition, of the first seed of each."""
+    found: dict[str, Counts] = {}
+    for record in records:
+        spelled, canonical = record.manifest["experiment"], record.manifest["canonical"]
+        if record.partition is not None:
+            found.setdefault(f"{spelled['partition']} of {canonical['data']}", record.partition)
+    return found
+
+
+def _squares(table: Counts, x_title: str, y_title: str, title: str, name: str = "") -> Draw:
+    """Return a function that draws a table of numbers as colours, below its name."""
 
     def draw(figure: Any, axes: Any) -> None:
         image = axes.imshow(table.counts, cmap="Blues", aspect="auto", interpolation="nearest")
         figure.colorbar(image, label=title)
         axes.grid(visible=False)
         axes.set(xlabel=x_title, ylabel=y_title)
+        axes.set_title("\n".join(textwrap.wrap(name, 48)), fontsize="small")
         step = -(-len(table.classes) // 16)  # so that names do not overlap
         axes.set_xticks(range(0, len(table.classes), step), table.classes[::step])
 

@@ -57,6 +57,30 @@ def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Paired | N
     return Paired(spread(differences), wins, _t_test(differences), _wilcoxon(differences))
 
 
+def holm(chances: Sequence[float]) -> list[float]:
+    """Return p values corrected for their number by Holm's method, in the given order."""
+    order = sorted(range(len(chances)), key=lambda at: chances[at])
+    corrected, least = [0.0] * len(chances), 0.0
+    for place, at in enumerate(order):
+        least = max(least, min(1.0, (len(chances) - place) * chances[at]))
+        corrected[at] = least
+    return corrected
+
+
+def effect_size(differences: Sequence[float]) -> tuple[float, float, float] | None:
+    """Return Cohen's d of paired differences, mean by deviation, and its 95 % interval; None if
+    there are fewer than three, or if all are equal.
+    """
+    n = len(differences)
+    if n < 3 or statistics.stdev(differences) == 0:
+        return None
+    from scipy.special import nctdtrinc
+
+    d, root = statistics.fmean(differences) / statistics.stdev(differences), math.sqrt(n)
+    low, high = (float(nctdtrinc(n - 1, share, d * root)) / root for share in (0.975, 0.025))
+    return d, low, high
+
+
 def apart(ours: Sequence[float], mean: float, population_std: float, n: int) -> float | None:
     """Return the p value of Welch's t-test between our numbers and n others, of which only mean and
     deviation are known; None if there are too few, or if no numbers differ.

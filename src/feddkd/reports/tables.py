@@ -8,7 +8,7 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from feddkd.reports.columns import TableColumn, columns, metric_columns
+from feddkd.reports.columns import WORST, TableColumn, columns, metric_columns
 from feddkd.reports.families import Family, families, headline_of, labels, target_of
 from feddkd.reports.statistics import Paired
 from feddkd.runs.record import Record
@@ -49,7 +49,7 @@ def as_json(records: Sequence[Record]) -> dict[str, Any]:
         sections = _sections(chosen, group)
         line = {"method": label, "family": group[0].manifest["family"], "seeds": seeds, **sections}
         lines.append({**line, "to_target": sections.get("to_target")})
-    return {"target": target, "methods": lines}
+    return {"target": None if target is None else target.value, "methods": lines}
 
 
 def _sections(chosen: Sequence[TableColumn], group: Family) -> dict[str, dict[str, Any]]:
@@ -82,14 +82,15 @@ def caption(records: Sequence[Record]) -> list[str]:
     others = [column.name for column in metric_columns(records)[3:]]
     if others:
         lines.append(f"{', '.join(others)}: at the round of best")
+    if WORST in others:
+        lines.append(f"{WORST}: mean over the tenth of the clients with the worst {metric.title}")
     ends = [record.history[-1] for record in records]
     deltas: set[float] = {end["delta"] for end in ends if "delta" in end}
     if deltas:
         numbers = " or ".join(f"{delta:.3g}" for delta in sorted(deltas))
         lines.append(f"epsilon: differential privacy of clients at the end, at delta {numbers}")
     if target is not None:
-        goal = f"{metric.scale * target:g}{metric.unit}"
-        lines.append(f"hit: seeds that reached {goal}; then what that cost them on average")
+        lines.append(f"hit: seeds that reached {target.text}; then what that cost them on average")
     unfinished = sum(not record.finished for record in records)
     if unfinished:
         lines.append(f"unfinished runs, shown up to now: {unfinished} of {len(records)}")

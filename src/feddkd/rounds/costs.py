@@ -47,6 +47,8 @@ class Costs:
 
 def _uploaded(phase: Phase, reply: Reply) -> int:
     """Return the bytes of all uploads; a mean has the shape of one upload, a stack holds all."""
+    if reply.uploaded is not None:
+        return reply.uploaded
     copies = {
         group: 1 if rule is Collect.EVERY else len(reply.clients)
         for group, rule in phase.collect.items()

@@ -191,6 +191,15 @@ def _orders(exchange: Exchange, turn: Turn, rates: Tensors) -> list[Order]:
     return [Order(run.index, {**common, **part.sent}, part.clients, key) for part in parts]
 
 
+def prepare_order(exchange: Exchange, turn: Turn, clients: tuple[int, ...]) -> Order:
+    """Return the order of a phase that clients of a run do before they are judged."""
+    run, phase = turn.run, exchange.phase
+    sent = {name: run.state[name] for name in phase.sends}
+    rates = exchange.rates(turn.round, run.like)
+    key = ("evaluate", run.seed, turn.round, 0, exchange.step)
+    return Order(run.index, {**sent, "rates": rates}, clients, key)
+
+
 def _only(order: Order, asked: Asked, why: str | None) -> Order:
     """Return the order restricted to the clients that are absent for this reason; None: present."""
     clients = tuple(client for client in order.cohort if asked.absent.get(client) == why)

@@ -13,14 +13,18 @@ import torch
 
 from feddkd.engines.interface import Engine
 from feddkd.errors import InputError
-from feddkd.method import Method
+from feddkd.method import Exchange, Method
 from feddkd.models.functional import Model
-from feddkd.randomness import generator
 from feddkd.rounds.availability import Tolerance
 from feddkd.rounds.diagnostics import diagnose
-from feddkd.rounds.evaluation import ONE_OF_TWO, Measured, Protocol, Sample, measure
-from feddkd.rounds.exchange import Exchanges
+from feddkd.rounds.evaluation import Measured, Protocol, measure
+from feddkd.rounds.evaluation_phases import ONE_OF_TWO, Sample
+from feddkd.rounds.exchange import Exchanges, prepare_order
+from feddkd.rounds.judging import ALWAYS, Judging
 from feddkd.rounds.metrics import DEFAULT, Metric
+from feddkd.rounds.selection import UNIFORM, Selection
+from feddkd.rounds.selection.cohorts import begin_round
+from feddkd.rounds.selection.rule import Known
 from feddkd.rounds.turns import Row as Row
 from feddkd.rounds.turns import Run as Run
 from feddkd.rounds.turns import Turn
@@ -46,6 +50,8 @@ def play(
     diagnostics: bool = False,
     first: int = 1,
     tolerance: Tolerance = PATIENT,
+    judging: Judging = ALWAYS,
+    selection: Selection = UNIFORM,
 ) -> Iterator[list[Row]]:
     """Play the rounds `first` to `last` and yield for each round one row for each run. The states
     and costs of the runs are updated on the way.
@@ -56,9 +62,12 @@ def play(
     loop = Loop(
         method.fitted(model),
         Exchanges(model, engine, tolerance),
-        cohort,
-        partial(measure, engine, protocol=protocol, metrics=metrics, sample=sample),
+        partial(begin_round, engine, selection, cohort=cohort),
+        partial(measure, engine, protocol=protocol, metrics=metrics, sample=sample, rule=judging),
         diagnostics,
+        judging,
+        last,
+        protocol is not Protocol.GLOBAL,
     )
     play_round = loop.round if tolerance.on_divergence == "continue" else loop.checked_round
     for t in range(first, last + 1):
@@ -83,9 +92,12 @@ class Loop:
 
     method: Method
     exchanges: Exchanges
-    cohort: int
+    begin: Callable[..., list[Turn]]  # (runs, round) -> their turns, with the selected clients
     measure: Measure
     diagnostics: bool
+    judging: Judging
+    last: int  # the last round
+    judges_clients: bool = False  # the clients' own models are judged, not the global one
 
     @property
     def engine(self) -> Engine:
@@ -115,30 +127,48 @@ class Loop:
 
     def round(self, runs: Sequence[Run], t: int) -> list[Turn]:
         """Play one round of all runs; return the turns of those that got through it."""
-        turns = [self._begin(run, t) for run in runs]
+        for run in runs:
+            run.state = {**run.state, "start": run.state["params"]}
+        turns = self.begin(runs, t=t)
         averages: dict[int, Groups] = {}  # run -> its state before the first phase that refines it
         wanted = frozenset({"model"} if self.diagnostics else ())
         for exchange in self.method.plan(t, wanted=wanted):
             turns = [turn for turn in turns if turn.run.error is None]
             if exchange.phase.refines and not averages:
                 averages = {turn.run.index: turn.run.state for turn in turns}
+                self._prepare_clients(turns, 1)
                 self._judge(turns, prefix="average_")
             self.exchanges.perform(exchange, turns)
         turns = [turn for turn in turns if turn.run.error is None]
+        self._prepare_clients(turns, 2)
         self._judge(turns)
         if self.diagnostics:
             self._diagnose([turn for turn in turns if not turn.over], averages)
         return turns
 
-    def _begin(self, run: Run, t: int) -> Turn:
-        clients = choose(run.seed, t, len(self.engine.sizes(run.index)), self.cohort)
-        run.state = {**run.state, "start": run.state["params"]}
-        return Turn(run, t, clients, {"round": t, "clients": list(clients)})
+    def _prepare_clients(self, turns: Sequence[Turn], step: int) -> None:
+        """Let clients do the method's phase before their models are judged, if it has one.
+
+        `step` counts the evaluations of a round; random draws follow it.
+        """
+        phase = self.method.judging
+        if phase is None or not self.judges_clients or not self._is_judged(turns):
+            return
+        exchange = Exchange(phase, step=step, steps=2, retain=self.method.held)
+        orders = []
+        for turn in turns:
+            clients = self.judging.chosen(len(self.engine.sizes(turn.run.index)))
+            orders.append(prepare_order(exchange, turn, clients))
+        self.engine.exchange(exchange, orders)
+
+    def _is_judged(self, turns: Sequence[Turn]) -> bool:
+        """Return True if there are runs left and their round is evaluated."""
+        return bool(turns) and self.judging.is_due(turns[0].round, self.last)
 
     def _judge(self, turns: Sequence[Turn], prefix: str = "") -> None:
         """Evaluate the models and enter the metrics in the rows."""
         states = [(turn.run.index, turn.run.state) for turn in turns]
-        if not states:
+        if not self._is_judged(turns):
             return
         _enter(turns, f"{prefix}test", self.measure(states, source="test"))
         if all(turn.run.has_validation for turn in turns):
@@ -175,8 +205,8 @@ def cohort_size(cohort: int | float, clients: int, least: int = 1) -> int:
 
 def choose(seed: int, t: int, clients: int, cohort: int) -> tuple[int, ...]:
     """Return the active clients of round t, drawn uniformly without replacement, in order."""
-    drawn = generator(("cohort", seed, t)).choice(clients, size=cohort, replace=False)
-    return tuple(sorted(int(client) for client in drawn))
+    known = Known(seed, t, range(clients), cohort, {})
+    return tuple(sorted(int(client) for client in UNIFORM.draw(known)))
 
 
 def _good(turns: Sequence[Turn]) -> list[bool]:

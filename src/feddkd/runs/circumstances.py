@@ -9,24 +9,29 @@ from typing import Any
 import numpy
 import torch
 
-from feddkd.version import __version__
+from feddkd.version import __version__, commit
 
-CIRCUMSTANCES = ("engine", "started", "command", "versions", "hardware")
+CIRCUMSTANCES = ("engine", "precision", "started", "command", "versions", "hardware")
 
 
 def circumstances(
-    engine: str, device: torch.device, options: Mapping[str, Any] | None = None
+    engine: str,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+    options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the part of a manifest that says how and where a run is carried out."""
-    on_gpu = device.type == "cuda"
+    on_gpu, code = device.type == "cuda", commit()
     name = torch.cuda.get_device_name(device) if on_gpu else platform.processor() or "cpu"
     return {
         # `finish` adds what the engine chose
         "engine": {"name": engine, **{key: str(value) for key, value in (options or {}).items()}},
+        "precision": _precision(on_gpu, dtype, options or {}),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": sys.argv,
         "versions": {
             "feddkd": __version__,
+            **({} if code is None else {"commit": code[0] + (", changed" if code[1] else "")}),
             "python": platform.python_version(),
             "torch": torch.__version__,
             "numpy": numpy.__version__,
@@ -38,6 +43,16 @@ def circumstances(
             "threads": torch.get_num_threads(),
         },
     }
+
+
+def _precision(on_gpu: bool, dtype: torch.dtype, options: Mapping[str, Any]) -> str:
+    """Return the precision of a run's arithmetic. On a GPU the default is tf32, as in torch's own
+    convolutions.
+    """
+    if dtype == torch.float64:
+        return "fp64"
+    asked = str(options.get("precision", "tf32"))
+    return "fp32" if asked == "tf32" and not on_gpu else asked
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:

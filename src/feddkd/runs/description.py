@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from feddkd.data.examples import Data
 from feddkd.data.federation import Federation
+from feddkd.data.transforms import Transform
 from feddkd.errors import InputError
 from feddkd.experiment import USUAL, Experiment
 from feddkd.models.functional import Model
 from feddkd.models.state_dicts import tensors_digest
-from feddkd.rounds.metrics import find_metrics
+from feddkd.rounds.metrics import Metric, find_metrics, own_facts
 from feddkd.runs.prepare import Prepared
 from feddkd.simulation import Job
 from feddkd.trees import named_tensors_of
@@ -28,7 +30,7 @@ class RunDescription:
     method: str
     seed: int
     labels: Sequence[str]  # names of the classes
-    target: float | None  # test accuracy whose cost is reported
+    target: float | str | None  # of a metric on the test set, whose cost is reported
     manifest: Mapping[str, Any]  # the part of manifest.json that says what is run
 
 
@@ -36,14 +38,30 @@ def describe_experiment(experiment: Experiment, ready: Prepared) -> RunDescripti
     """Return the description of an experiment's run."""
     facts = {
         **manifest_of(experiment),
-        "data": {"name": ready.data.name, "digest": ready.data.digest, "note": ready.data.note},
+        "data": _data_facts(ready.data),
         "partition": {"digest": ready.split.digest, "sizes": ready.federation.sizes},
         **_network_facts(ready.model),
+        **_own_metrics(experiment.measured),
     }
-    labels, target = ready.data.labels, experiment.target
+    labels, target = ready.data.class_names, experiment.target
     return RunDescription(
         experiment.digest, experiment.method, experiment.seed, labels, target, facts
     )
+
+
+def _data_facts(data: Data) -> dict[str, Any]:
+    """Return what identifies data; with the names of values, such as a vocabulary, if there are
+    any that are not class labels.
+    """
+    facts = {"name": data.name, "digest": data.digest, "note": data.note}
+    values = () if data.has_labels else data.labels
+    return {**facts, **({"values": values} if values else {})}
+
+
+def _own_metrics(metrics: Sequence[Metric]) -> dict[str, Any]:
+    """Return how to show metrics that are not the package's, if there are any."""
+    facts = own_facts(metrics)
+    return {"own_metrics": facts} if facts else {}
 
 
 def manifest_of(experiment: Experiment) -> dict[str, Any]:
@@ -57,7 +75,7 @@ def manifest_of(experiment: Experiment) -> dict[str, Any]:
     }
 
 
-def describe_job(job: Job, built: bool, target: float | None) -> RunDescription:
+def describe_job(job: Job, built: bool, target: float | str | None) -> RunDescription:
     """Return the description of a run on data in memory.
 
     Data and first weights are identified by their digests, the method by its text, the network by
@@ -85,6 +103,8 @@ def describe_job(job: Job, built: bool, target: float | None) -> RunDescription:
         "dtype": str(job.dtype).removeprefix("torch."),
         **_faults(job),
         **_task(job),
+        **_transform(federation.transform),
+        **_judging(job),
     }
     network = type(job.model.net).__name__
     given = {"method": method, "data": "memory", "partition": "memory", "model": network}
@@ -103,6 +123,7 @@ def describe_job(job: Job, built: bool, target: float | None) -> RunDescription:
         "partition": {"digest": partition, "sizes": federation.sizes},
         "weights": weights,
         **_network_facts(job.model),
+        **_own_metrics(job.metrics),
     }
     classes = federation.classes if "labels" in job.model.task.offers else 0
     labels = [str(label) for label in range(classes)]
@@ -136,10 +157,25 @@ def _task(job: Job) -> dict[str, str]:
     return {} if task.canonical == USUAL["task"] else {"task": task.canonical}
 
 
+def _transform(transform: Transform) -> dict[str, str]:
+    """Return the transform, if it changes stored examples."""
+    if not transform.steps and transform.scale == 1:
+        return {}
+    return {"transform": f"divide(by={transform.scale!r}) | {transform.canonical}"}
+
+
+def _judging(job: Job) -> dict[str, Any]:
+    """Return which rounds and clients are evaluated, if not all of them."""
+    chosen = {"evaluate_every": job.judging.every, "evaluate_clients": job.judging.clients}
+    return {key: value for key, value in chosen.items() if value != USUAL[key]}
+
+
 def _faults(job: Job) -> dict[str, Any]:
     """Return the keys about faults that differ from their defaults."""
     chosen = {
         "availability": job.tolerance.availability.canonical,
+        "selection": job.selection.canonical,
+        "attack": job.attack.canonical,
         "min_clients": job.tolerance.min_clients,
         "on_divergence": job.tolerance.on_divergence,
     }
@@ -148,7 +184,11 @@ def _faults(job: Job) -> dict[str, Any]:
 
 def _partition_digest(federation: Federation) -> str:
     """Return a digest of who holds which examples."""
-    lists = {
+    own = {"own_test": federation.own_test, "own_validation": federation.own_validation}
+    lists: dict[str, Any] = {
+        name: [indices.tolist() for indices in parts] for name, parts in own.items() if parts
+    }
+    lists |= {
         "train": [indices.tolist() for indices in federation.train],
         "test": federation.test.tolist(),
         "validation": federation.validation.tolist(),

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import torch
 
@@ -23,6 +23,8 @@ from feddkd.experiment import Experiment
 from feddkd.method import Exchange, Method, Phase
 from feddkd.rounds.costs import Costs
 from feddkd.rounds.loop import PATIENT
+from feddkd.rounds.selection.cohorts import asking
+from feddkd.rounds.selection.rule import Statistic
 from feddkd.runs.prepare import prepare
 from feddkd.runs.runner import How
 from feddkd.runs.session import job
@@ -30,6 +32,7 @@ from feddkd.simulation import Simulation
 from feddkd.spec.schedules import Repeat
 
 FEW, MORE = 2, 6  # steps of a trial
+ASKING = [asking(statistic).name for statistic in get_args(Statistic)]
 TURNS = 2  # repetitions of a phase in a trial
 
 
@@ -111,13 +114,20 @@ def forecast(experiments: Sequence[Experiment], how: How, done: int = 0) -> Fore
         few, more = (_trial(simulation, host, method, steps) for steps in (FEW, MORE))
     sizes = [size for start in tried.starts for size in start.federation.sizes]
     last = first.length(how.until)
+    rounds = last - done
     # once: choosing and compiling; in every round: evaluation, and the rest of the server's work
     every_round = sum(seen.seconds for seen in few.others) + min(few.besides, more.besides)
-    seconds = few.first + (last - done) * every_round
+    seconds = few.first + rounds * every_round
     up = down = 0
+    for seen in few.others:
+        if seen.phase.name in ASKING:  # a selection asks clients in every round
+            up += rounds * seen.costs.bytes_up
+            down += rounds * seen.costs.bytes_down
     for phase, short, long in zip(method.phases, few.phases, more.phases, strict=True):
         if short and long:
             times, costs = phase.repeat.total(done + 1, last), short[0].costs
+            if phase is method.judging:
+                times = rounds * method.evaluations
             steps = statistics.fmean(phase.reads.count(n) for n in sizes)
             seconds += times * _seconds(short, long, steps)
             up, down = up + times * costs.bytes_up, down + times * costs.bytes_down
@@ -126,7 +136,7 @@ def forecast(experiments: Sequence[Experiment], how: How, done: int = 0) -> Fore
 
 def _trial(simulation: Simulation, host: "Watched", method: Method, steps: int) -> TrialTimes:
     """Time a short round, after one that warms up."""
-    short = replace(method, phases=tuple(_shortened(phase, steps) for phase in method.phases))
+    short = replace(method, phases=tuple(shortened(phase, steps) for phase in method.phases))
     last, took = simulation.job.rounds, list[float]()
     for _ in range(2):
         began = time.perf_counter()
@@ -140,7 +150,7 @@ def _trial(simulation: Simulation, host: "Watched", method: Method, steps: int) 
     return TrialTimes(took[0] - took[1], besides, phases, others)
 
 
-def _shortened(phase: Phase, steps: int) -> Phase:
+def shortened(phase: Phase, steps: int) -> Phase:
     """Return a phase with few steps and few repetitions in every round."""
     few = replace(phase.reads, steps=min(steps, phase.reads.steps or steps))
     return replace(phase, repeat=Repeat(min(phase.repeat.times, TURNS)), reads=few)

@@ -4,8 +4,11 @@ import functools
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from torch import Tensor
+
+from feddkd.data.division import divide
 from feddkd.data.examples import Data
-from feddkd.data.federation import Federation, divide
+from feddkd.data.federation import Federation
 from feddkd.data.partitions.registry import Split
 from feddkd.data.sources.packed import check_held, unpack
 from feddkd.data.sources.registry import Source
@@ -14,6 +17,7 @@ from feddkd.errors import InputError
 from feddkd.experiment import Experiment
 from feddkd.models.functional import Model, built
 from feddkd.models.weight_files import with_initial
+from feddkd.rounds.metrics import check_target
 from feddkd.tasks.task import Task
 from feddkd.trees import kind_in_words
 
@@ -51,19 +55,26 @@ def _prepare(experiment: Experiment, folder: Path | None) -> Prepared:
     federation, split = divide(
         data,
         experiment.parsed_partition,
-        transform(experiment.transform_text, data.scale),
+        transform(_steps(experiment, data), data.scale),
         clients=experiment.clients,
         training=experiment.training,
         validation=experiment.validation,
-        key=(experiment.seed if experiment.split_seed is None else experiment.split_seed,),
+        key=experiment.split_key,
         public=experiment.public,
         own_tests=experiment.client_tests == "own",
     )
     check_held(data, federation.parts)
     check_targets(experiment.parsed_task, data)
+    check_target(experiment.target, experiment.measured)
     outputs = outputs_of(experiment.parsed_task, federation)
     federation = replace(federation, classes=federation.classes or outputs)
     return Prepared(data, split, federation, network(experiment, federation.shape, outputs))
+
+
+def _steps(experiment: Experiment, data: Data) -> str:
+    """Return the text of the transform; that of a source is for examples of one tensor."""
+    several = not isinstance(data.train.x, Tensor)
+    return "" if several and experiment.transform is None else experiment.transform_text
 
 
 def check_targets(task: Task, data: Data) -> None:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from feddkd.errors import InputError
+from feddkd.rounds.metrics import read_own
 from feddkd.runs.damage import (
     TEXTS,
     WEIGHTS,
@@ -183,6 +184,7 @@ def _read_whole(folder: Path, weights: bool) -> Record:
         found = contents(folder, (*TEXTS, *WEIGHTS) if weights else TEXTS)
         raise_if_damaged(folder, check_contents(folder, found))
         manifest = json.loads(found["manifest.json"])
+        read_own(manifest.get("own_metrics", ()))
         history, timings = (_parsed(found.get(name, b"")) for name in LINES)
         record = Record(folder, manifest, history, [line["seconds"] for line in timings])
         _ = record.label, record.finished, manifest["family"], manifest["protocol"]["test_accuracy"]

@@ -12,6 +12,7 @@ from safetensors.torch import save
 from feddkd.engines.interface import EngineFactory
 from feddkd.engines.select import find_device
 from feddkd.experiment import Experiment
+from feddkd.method import own_tensors
 from feddkd.models.weight_files import weights_in_bytes
 from feddkd.rounds.loop import Row, Run
 from feddkd.runs import checkpoint
@@ -105,7 +106,7 @@ class Session:
                 self.simulation = simulation
                 rounds = simulation.rounds()  # raises an error before anything is written
                 name, place = simulation.facts["name"], find_device(device)
-                self.around = circumstances(name, place, options)
+                self.around = circumstances(name, place, self.job.dtype, options)
                 yield from self._open()
                 for rows in rounds:
                     yield from self._record(rows)
@@ -139,8 +140,8 @@ class Session:
             else:
                 recorder.begin(manifest)
                 self.histories.append([])
-            counts = federation.held.tolist()
-            recorder.keep("partition.json", {"classes": description.labels, "counts": counts})
+            names, held = federation.held_by(description.labels)
+            recorder.keep("partition.json", {"classes": names, "counts": held.tolist()})
         self.last = self.saved = time.perf_counter()
         for at, start in enumerate(self.job.starts):
             yield RunBegun(at, start.federation.sizes)
@@ -207,7 +208,7 @@ class Session:
         """Write the tensors that clients keep, under names such as `3/head.weight`."""
         tensors = {}
         for client, memo in simulation.engine.memos_of(run.index).items():
-            for name, tensor in memo.get("private", {}).items():
+            for name, tensor in own_tensors(memo).items():
                 tensors[f"{client}/{name}"] = tensor.cpu().contiguous()
         if tensors:
             self.recorders[run.index].put(PRIVATE, save(tensors))
@@ -235,6 +236,9 @@ def job(experiments: Sequence[Experiment], prepared: Sequence[Prepared]) -> Job:
         protocol=first.protocol,
         metrics=first.measured,
         tolerance=first.tolerance,
+        judging=first.judging,
+        selection=first.parsed_selection,
+        attack=first.parsed_attack,
         diagnostics=first.diagnostics,
         delta=first.delta,
     )

@@ -4,7 +4,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from feddkd.rounds.metrics import headline, shown_in
+from feddkd.rounds.metrics import Target, headline, read_target, shown_in
+from feddkd.runs.client_spread import client_spreads
 
 if TYPE_CHECKING:
     from feddkd.runs.record import Row
@@ -13,25 +14,27 @@ COSTS = ("communications", "local_steps", "bytes_up", "bytes_down")
 BY_VALIDATION, BY_TEST = "best validation round", "best test round: no validation set"
 
 
-def summarise(history: "Sequence[Row]", target: float | None = None) -> dict[str, Any]:
+def summarise(history: "Sequence[Row]", target: float | str | None = None) -> dict[str, Any]:
     """Return the test metrics at the best round and at the end, the costs of the run, and the costs
-    until the target was reached.
+    until the target was reached; at the best round also how metrics differ between clients.
 
     The headline metric picks the best round: on the validation set, or on the test set if there is
     no validation set. The latter is an upper bound, and `selection` says so.
     """
     metric, best, last = headline(history), best_row(history), history[-1]
+    end = last_judged(history)
     others = [other for other in shown_in(history[0]) if other != metric]
     return {
         "rounds": last["round"],
         metric.test_key: best[metric.test_key],
         "best_round": best["round"],
         "selection": BY_VALIDATION if metric.validation_key in history[0] else BY_TEST,
-        f"final_{metric.test_key}": last[metric.test_key],
+        f"final_{metric.test_key}": end[metric.test_key],
         **{other.test_key: best.get(other.test_key) for other in others},
-        **{f"final_{other.test_key}": last.get(other.test_key) for other in others},
+        **{f"final_{other.test_key}": end.get(other.test_key) for other in others},
         **{cost: last[cost] for cost in COSTS},
         **{key: last[key] for key in ("epsilon", "delta") if key in last},
+        **({"clients": spreads} if (spreads := client_spreads(best)) else {}),
         "to_target": None if target is None else to_target(history, target),
     }
 
@@ -46,19 +49,27 @@ def best_row(history: "Sequence[Row]") -> "Row":
     metric = headline(history)
     by = metric.validation_key if metric.validation_key in history[0] else metric.test_key
     # max keeps the first of equals
-    return max(history, key=lambda row: metric.rank(row[by]))
+    return max(history, key=lambda row: metric.rank(row.get(by)))
 
 
-def to_target(history: "Sequence[Row]", target: float) -> dict[str, Any] | None:
-    """Return number and costs of the first round whose headline metric on the test set is as good
-    as the target; None if there is no such round.
+def last_judged(history: "Sequence[Row]") -> "Row":
+    """Return the last row of a round that was evaluated."""
+    key = headline(history).test_key
+    return next((row for row in reversed(history) if key in row), history[-1])
+
+
+def to_target(history: "Sequence[Row]", target: float | str) -> dict[str, Any] | None:
+    """Return number and costs of the first round that reaches the target on the test set; None if
+    there is no such round.
     """
-    metric = headline(history)
-    for row in history:
-        if metric.rank(row[metric.test_key]) >= metric.rank(target):
-            costs = {cost: row[cost] for cost in COSTS}
-            return {"target": target, "round": row["round"], **costs}
-    return None
+    costs = cost_of(history, read_target(target, headline(history)))
+    return None if costs is None else {"target": target, **costs}
+
+
+def cost_of(history: "Sequence[Row]", target: Target) -> dict[str, Any] | None:
+    """Return number and costs of the first round that reaches the target, or None."""
+    row = next(filter(target.is_reached, history), None)
+    return None if row is None else {key: row[key] for key in ("round", *COSTS)}
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float]:

@@ -45,10 +45,12 @@ class Later:
 
 @dataclass(frozen=True)
 class Joined:
-    """Marks a text that lists names with commas between them. Use inside `Annotated`.
+    """Mark of a text that lists names or numbers with commas between them. Use inside `Annotated`.
 
-    Python code may also give a list or a tuple of texts.
+    Python code may also give a list or a tuple. A list of one number may be the number.
     """
+
+    numbers: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,8 @@ class CallText:
 
 
 LATER = Later()
-JOINED = Joined()
-Names = Annotated[str, JOINED]
+Names = Annotated[str, Joined()]
+Numbers = Annotated[str, Joined(numbers=True)]
 Count = Annotated[int, Bound(least=1)]
 Whole = Annotated[int, Bound(least=0)]
 Positive = Annotated[float, Bound(above=0)]
@@ -86,8 +88,10 @@ def checked(value: Any, annotation: Any, where: str) -> Any:
     if isinstance(value, int) and abs(value) >= 2**63:
         raise InputError(f"{where} must fit into 64 bits; this number has {value.bit_length()}")
     if origin is Annotated:
-        if JOINED in arguments and isinstance(value, list | tuple):
-            value = ", ".join(checked(name, str, f"each of {where}") for name in value)
+        if Joined(numbers=True) in arguments and type(value) is int:
+            value = str(value)
+        if any(isinstance(mark, Joined) for mark in arguments) and isinstance(value, list | tuple):
+            value = ", ".join(checked(each, annotation, f"each of {where}") for each in value)
         value = checked(value, arguments[0], where)
         for bound in arguments[1:]:
             if value is not None and isinstance(bound, Bound) and not bound.holds(value):

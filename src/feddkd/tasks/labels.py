@@ -10,7 +10,7 @@ from feddkd.tasks.formulas import (
     soft_cross_entropy,
 )
 from feddkd.tasks.task import TASKS, Task, count_of
-from feddkd.trees import Tree
+from feddkd.trees import Tree, map_tensors
 
 
 @TASKS.register
@@ -50,6 +50,7 @@ def multilabel() -> Task:
         metrics=("macro_f1", "loss"),
         offers=frozenset({"features"}),
         check=_check_multilabel,
+        prepare=lambda target: map_tensors(_whole, target),
         outputs=lambda target, classes: count_of(target),
     )
 
@@ -60,6 +61,11 @@ def _binary_loss(output: Tensor, target: Tensor, share: Tensor) -> Tensor:
 
 def _multilabel_loss(output: Tensor, target: Tensor, share: Tensor) -> Tensor:
     return (by_example(binary_cross_entropy(output, target)).mean(-1) * share).sum()
+
+
+def _whole(target: Tensor) -> Tensor:
+    """Return targets as whole numbers if they are, so that metrics may count them."""
+    return target.long() if bool((target == target.floor()).all()) else target
 
 
 def _check_classes(x: Tree, output: Tensor, target: Tree) -> str:

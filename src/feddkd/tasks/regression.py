@@ -8,7 +8,7 @@ from torch.nn.functional import huber_loss, l1_loss, mse_loss
 from feddkd.spec.types import Positive
 from feddkd.tasks.formulas import by_example, squared_distance
 from feddkd.tasks.task import TASKS, Task, count_of
-from feddkd.trees import Tree
+from feddkd.trees import Tree, map_tensors
 
 
 @TASKS.register
@@ -34,6 +34,7 @@ def regression(*, loss: Literal["mse", "mae", "huber"] = "mse", delta: Positive 
         metrics=("rmse", "mae", "r2", "loss"),
         offers=frozenset({"features"}),
         check=_check_numbers,
+        prepare=lambda target: map_tensors(Tensor.double, target),
         outputs=lambda target, classes: count_of(target),
     )
 

@@ -97,7 +97,10 @@ class Task(Spelled):
 
     def units(self, target: Tree) -> Tensor | None:
         """Return the number of positions that count in each example; None: each counts once."""
-        return None if self.counted is None else self.counted(target).flatten(1).sum(1)
+        if self.counted is None:
+            return None
+        counted = self.counted(target)
+        return counted.reshape(len(counted), -1).sum(1)
 
     def learned(self, target: Tree, dtype: torch.dtype) -> Tree:
         """Return stored targets as the loss takes them; `dtype` is that of the run."""

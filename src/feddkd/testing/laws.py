@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from feddkd.errors import InputError
-from feddkd.method import Method
+from feddkd.method import Method, own_tensors
 from feddkd.methods import parse
 from feddkd.tensors import Groups
 from feddkd.testing.probes import Counting, FallsSilent, Unseeded, guarded, watched
@@ -263,7 +263,7 @@ def reports_what_it_trains(trial: Trial) -> None:
     first = first_weights(trial.network)
     for name in sorted(moved & first.keys()):
         reported = [
-            {**played.states[0]["params"], **memo.get("private", {})}.get(name)
+            {**played.states[0]["params"], **own_tensors(memo)}.get(name)
             for memo in played.memos.values()
         ]
         left = [

@@ -51,6 +51,18 @@ def places(change: int, clients: int, key: Key) -> list[Place]:
     return [Place(k, clients, ("change", *key, change, k)) for k in range(clients)]
 
 
+def descriptions(
+    changes: Sequence[Change], clients: int, key: Key, shape: Sequence[int]
+) -> list[str]:
+    """Return what is changed for each client, in words; `shape` is that of all examples."""
+    channels = shape[1] if len(shape) == 4 else 1
+    said = [
+        [change.describe(place._replace(channels=channels)) for place in places(n, clients, key)]
+        for n, change in enumerate(changes)
+    ]
+    return [", ".join(words) for words in zip(*said, strict=True)]
+
+
 def apply_changes(
     changes: Sequence[Change],
     x: Tensor,

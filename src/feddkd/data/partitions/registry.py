@@ -125,6 +125,11 @@ PARTITIONS: Registry[Partition] = Registry("partition", "feddkd.partitions")
 def find_partition(text: str) -> Partition:
     """Return the partition of a text such as "dirichlet(alpha=0.1) | noise(std=0.2)"."""
     (name, options), *others = read_calls("partition", text)
+    if name in CHANGES and name not in PARTITIONS:
+        raise InputError(
+            f"{name}() changes the examples of clients and divides nothing: put it behind a"
+            f" partition, as in 'iid() | {name}()'"
+        )
     changes = [CHANGES[change](**given) for change, given in others]
     return reduce(or_, changes, PARTITIONS[name](**options))
 

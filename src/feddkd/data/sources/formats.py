@@ -161,8 +161,11 @@ def _usps_bytes(x: Array) -> Array:
 
 
 @reads("an .npz file of arrays")
-def npz(path: Path, names: tuple[str, ...]) -> list[Array]:
-    """Return arrays by name; refuse pickled objects, because loading them would run code."""
+def npz(path: Path, names: tuple[str, ...], more: tuple[str, ...] = ()) -> list[Array]:
+    """Return arrays by name, and those in `more` if all are there.
+
+    Pickled objects are refused, because loading them would run code.
+    """
     with zipfile.ZipFile(path) as archive:
         size = sum(member.file_size for member in archive.infolist())
     expect(size <= LARGEST, f"it unpacks to {size:,} bytes; at most {LARGEST:,} are read")
@@ -171,4 +174,5 @@ def npz(path: Path, names: tuple[str, ...]) -> list[Array]:
             set(names) <= set(arrays),
             f"it holds {', '.join(arrays) or 'nothing'}; it must hold {', '.join(names)}",
         )
-        return [arrays[name] for name in names]
+        wanted = (*names, *more) if set(more) <= set(arrays) else names
+        return [arrays[name] for name in wanted]

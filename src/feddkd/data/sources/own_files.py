@@ -1,4 +1,4 @@
-"""A user's own data, from files: arrays, a table, or a folder of images.
+"""A user's own data, from files: arrays or a table.
 
 Data without a test set are divided once, class by class, by a fixed key: the division is the same
 for every experiment and seed.
@@ -9,34 +9,45 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
 
 from feddkd.data.batches import Indices
-from feddkd.data.examples import Data, Examples, from_arrays
-from feddkd.data.federation import stratified
+from feddkd.data.examples import Data, Examples, examples, from_arrays
 from feddkd.data.sources import formats
-from feddkd.data.sources.file_reading import Array, Pair, reads
+from feddkd.data.sources.file_reading import Array, reads
 from feddkd.data.sources.registry import SOURCES, Source
-from feddkd.errors import InputError, choices, unknown
-from feddkd.spec.types import Bound, Count, Positive
+from feddkd.data.tables import numbered, split_rows
+from feddkd.errors import InputError, unknown
+from feddkd.spec.types import LATER, Bound, Positive
 
-Side = Annotated[int, Bound(least=1, most=1024)]  # pixels; a larger number is a mistake
 Part = Annotated[float, Bound(above=0, below=1)]
-IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"}
+Classes = Annotated[int, Bound(least=1, most=10**6)]
 AS_IT_IS = "normalise(mean=0.0, std=1.0)"
 
 
 @SOURCES.register
 def npz(path: str) -> Source:
-    """Your own arrays: an .npz file with x_train, y_train, x_test and y_test."""
+    """Your own arrays: an .npz file with x_train, y_train, x_test and y_test.
+
+    It may also have owner_train and owner_test, the number of the owner of each example, for
+    partition = "owners()".
+    """
     names = ("x_train", "y_train", "x_test", "y_test")
 
     def load(root: Path | None) -> Data:
-        arrays = formats.npz(_find(root, path), names)
-        return _checked(path, (arrays[0], arrays[1]), (arrays[2], arrays[3]))
+        arrays = formats.npz(find_path(root, path), names, ("owner_train", "owner_test"))
+        train, test = arrays[0:2], arrays[2:4]
+        if len(arrays) == 4:
+            return _checked(path, train, test)
+        for owner, y in zip(arrays[4:], (train[1], test[1]), strict=True):
+            if owner.shape != y.shape[:1]:
+                raise InputError(f"{path}: {len(y)} examples need {len(y)} owners: {owner.shape}")
+        owners, domains = numbered([str(owner) for owner in np.concatenate(arrays[4:]).tolist()])
+        first, second = map(torch.from_numpy, np.split(owners, [len(train[1])]))
+        return _checked(path, [*train, first], [*test, second], domains)
 
     summary = f"your own arrays: an .npz with {', '.join(names)}"
     return Source(load, (path,), "your own arrays", AS_IT_IS, summary)
@@ -47,8 +58,8 @@ def test_only(path: str) -> Source:
     """A server's test examples, where clients have their own: an .npz with x_test and y_test."""
 
     def load(root: Path | None) -> Data:
-        x, y = formats.npz(_find(root, path), ("x_test", "y_test"))
-        data = _checked(path, (x, y), (x, y))
+        arrays = formats.npz(find_path(root, path), ("x_test", "y_test"))
+        data = _checked(path, arrays, arrays)
         return replace(data, train=Examples(data.test.x[:0], data.test.y[:0]))
 
     summary = (
@@ -59,7 +70,7 @@ def test_only(path: str) -> Source:
 
 
 @SOURCES.register
-def described(shape: str, classes: Count, scale: Positive = 1.0) -> Source:
+def described(shape: str, classes: Classes, scale: Positive = 1.0) -> Source:
     """No examples, only their shape (as in `1x28x28`), classes and scale: clients have them all.
 
     `scale` is the largest value of a pixel, which becomes 1: 255 for bytes.
@@ -82,29 +93,39 @@ def described(shape: str, classes: Count, scale: Positive = 1.0) -> Source:
 
 
 @SOURCES.register
-def csv(path: str, label: str = "label", domain: str | None = None, test: Part = 0.2) -> Source:
+def csv(
+    path: str,
+    label: str = "label",
+    domain: str | None = None,
+    test: Part = 0.2,
+    owner: Annotated[str | None, LATER] = None,
+) -> Source:
     """Your own table: a CSV file with column names in its first line, and a column of labels.
 
-    `domain` is the column with the domain of each row: `partition = "domains()"` then makes one
-    client of each domain. All other columns must be numbers. A share `test` of every class (of
-    every domain) is the test set. Each column is scaled so that the other rows have mean 0 and
-    deviation 1.
+    `domain`, or `owner`, is the column with the domain of each row: `partition = "domains()"` then
+    makes one client of each domain, and "owners()" of some. All other columns must be numbers. A
+    share `test` of every class (of every domain) is the test set. Each column is scaled so that the
+    other rows have mean 0 and deviation 1.
     """
 
+    if domain is not None and owner is not None:
+        raise InputError("data source 'csv': domain and owner mean the same: give one of them")
+    whose = owner if domain is None else domain
+
     def load(root: Path | None) -> Data:
-        table = _read_csv(_find(root, path), label, domain)
-        y, labels = _numbered(table.labels)
-        d, domains = _numbered(table.domains)
-        tested, trained = _split(y + len(labels) * d, test)
+        table = _read_csv(find_path(root, path), label, whose)
+        y, labels = numbered(table.labels)
+        d, domains = numbered(table.domains)
+        tested, trained = split_rows(y + len(labels) * d, test)
         mean, deviation = table.x[trained].mean(axis=0), table.x[trained].std(axis=0)
         scaled = (table.x - mean) / np.where(deviation > 0, deviation, 1)
         x = torch.from_numpy(scaled.astype(np.float32))
 
         def part(rows: Indices) -> Examples:
-            domain_of = torch.from_numpy(d[rows]) if domain else None
+            domain_of = torch.from_numpy(d[rows]) if whose else None
             return Examples(x[rows], torch.from_numpy(y[rows]), domain_of)
 
-        names = domains if domain else ()
+        names = domains if whose else ()
         return from_arrays(
             part(trained), part(tested), name=Path(path).stem, labels=labels, domains=names
         )
@@ -113,69 +134,24 @@ def csv(path: str, label: str = "label", domain: str | None = None, test: Part =
     return Source(load, (path,), "your own table", AS_IT_IS, summary)
 
 
-@SOURCES.register
-def folder(path: str, side: Side = 32, colour: bool = True, test: Part = 0.2) -> Source:
-    """Your own images: a folder with a folder of images for each class.
-
-    The folders of the classes may also be in train/ and test/. Without train/ and test/, a share
-    `test` of every class is the test set. Images are resized to `side` x `side` pixels, in colour
-    or grey.
-    """
-
-    def load(root: Path | None) -> Data:
-        base = _find(root, path)
-        if all((base / part).is_dir() for part in ("train", "test")):
-            parts = [_pictures(base / part, side, colour) for part in ("train", "test")]
-            y, labels = _numbered([*parts[0][1], *parts[1][1]])
-            x = np.concatenate([x for x, _ in parts])
-            trained, tested = np.split(np.arange(len(y)), [len(parts[0][1])])
-        else:
-            x, words = _pictures(base, side, colour)
-            y, labels = _numbered(words)
-            tested, trained = _split(y, test)
-        train = x[trained], y[trained]
-        return from_arrays(train, (x[tested], y[tested]), name=base.resolve().name, labels=labels)
-
-    summary = "your own images: a folder with a folder for each class"
-    return Source(load, (path,), "your own images", "normalise(mean=0.5, std=0.5)", summary)
-
-
-def _find(root: Path | None, path: str) -> Path:
+def find_path(root: Path | None, path: str) -> Path:
     """Return the path inside the data folder if it exists there, else the path itself."""
     inside = (root or Path()) / path
     return inside if inside.exists() else Path(path)
 
 
-def _checked(path: str, train: Pair, test: Pair) -> Data:
+def _checked(
+    path: str, train: Sequence[Any], test: Sequence[Any], domains: tuple[str, ...] = ()
+) -> Data:
+    """Return the data of arrays x and y, with the owners of examples if they have any."""
+    name = Path(path).stem
     try:
-        return from_arrays(train, test, name=Path(path).stem)
+        if not domains:
+            return from_arrays(tuple(train), tuple(test), name=name, class_labels=None)
+        parts = [replace(examples(tuple(p[:2]), None), domain=p[2]) for p in (train, test)]
+        return from_arrays(*parts, name=name, domains=domains, class_labels=None)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
-
-
-def _split(groups: Indices, test: float) -> tuple[Indices, Indices]:
-    """Return the rows of the test set and the other rows."""
-    tested, trained = stratified(groups, test, 1 - test, ("own test set",))
-    if not len(tested):
-        raise InputError(
-            f"test={test:g} gives an empty test set, because no class has enough examples: raise"
-            " test"
-        )
-    return tested, trained
-
-
-def _numbered(words: Sequence[str]) -> tuple[Indices, tuple[str, ...]]:
-    """Return the words as numbers, and the different words in order.
-
-    Whole numbers come first, in the order of their size.
-    """
-
-    def order(word: str) -> tuple[float, str]:
-        return (float(word) if word.isdecimal() else math.inf, word)
-
-    names = sorted(set(words), key=order)
-    numbers = {name: number for number, name in enumerate(names)}
-    return np.array([numbers[word] for word in words], np.int64), tuple(names)
 
 
 class CsvTable(NamedTuple):
@@ -223,27 +199,3 @@ def _number(path: Path, line: int, name: str, text: str) -> float:
     if not math.isfinite(value):
         raise InputError(f"{path}, line {line}, column {name!r}: {text!r} is not a number")
     return value
-
-
-@reads("a folder of images, one folder for each class")
-def _pictures(path: Path, side: int, colour: bool) -> tuple[Array, list[str]]:
-    files = sorted(file for file in path.glob("*/*") if file.suffix.lower() in IMAGES)
-    if not files:
-        raise InputError(
-            f"{path} has no folders with images; each class must be a folder, and the names of"
-            f" images must end in one of {choices(IMAGES)}"
-        )
-    images = np.stack([picture(file, side, colour) for file in files])
-    return images, [file.parent.name for file in files]
-
-
-@reads("an image")
-def picture(path: Path, side: int, colour: bool) -> Array:
-    """Return an image, resized to a square, as (channels, side, side)."""
-    from PIL import Image
-
-    with Image.open(path) as image:
-        pixels = np.asarray(
-            image.convert("RGB" if colour else "L").resize((side, side), Image.Resampling.BILINEAR)
-        )
-    return pixels.reshape(side, side, -1).transpose(2, 0, 1)

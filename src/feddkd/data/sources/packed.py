@@ -21,6 +21,7 @@ from feddkd.data.batches import Indices
 from feddkd.data.examples import Data, Examples
 from feddkd.data.sources.registry import Source
 from feddkd.errors import InputError
+from feddkd.trees import kind_in_words
 
 FORMAT = 1
 PIECE = 60 * 2**20  # bytes in a piece, at most
@@ -31,6 +32,12 @@ def pack(
     data: Data, source: Source, train: Indices, test: Indices, folder: Path, piece: int = PIECE
 ) -> list[Path]:
     """Write the images at these positions of the training and test sets; return the files."""
+    for tree in (data.train.x, data.train.y):
+        if not isinstance(tree, torch.Tensor):
+            raise InputError(
+                f"data {data.name!r} have {kind_in_words(tree)} in each example, and only examples"
+                " of one tensor can be packed: copy their file"
+            )
     folder.mkdir(parents=True, exist_ok=True)
     stem = f"{data.name}-{data.digest[:12]}"
     pieces: list[dict[str, Any]] = []

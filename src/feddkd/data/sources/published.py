@@ -1,8 +1,8 @@
 """Published data sets.
 
 Files are read from the user's data folder, with the names and folders of their official releases;
-nothing is downloaded. Pixels are stored as the published whole numbers; the transform changes them
-when they are read.
+`feddkd data get` downloads them. Pixels are stored as the published whole numbers; the transform
+changes them when they are read.
 """
 
 from collections.abc import Callable
@@ -13,6 +13,7 @@ import numpy as np
 
 from feddkd.data.examples import Data, from_arrays
 from feddkd.data.sources import formats
+from feddkd.data.sources.downloads import DOWNLOADS
 from feddkd.data.sources.file_reading import Pair, SourceFiles
 from feddkd.data.sources.mnist_m import mnist_m as read_mnist_m
 from feddkd.data.sources.registry import DIGITS, SOURCES
@@ -22,6 +23,10 @@ from feddkd.randomness import generator
 from feddkd.spec.types import LATER, Bound
 
 LETTERS = tuple("abcdefghijklmnopqrstuvwxyz")
+FASHION = (
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat",
+    "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+)  # fmt: skip
 CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck"
 CIFAR100 = """
     apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly
@@ -42,7 +47,7 @@ FEDMAX = "pad(pixels=2) | normalise(mean=0.1307, std=0.3081)"
 FEDBN = "normalise(mean=0.5, std=0.5)"
 
 
-def _from_files(
+def from_files(
     name: str,
     read: Callable[[SourceFiles], Data],
     folders: tuple[str, ...],
@@ -53,12 +58,14 @@ def _from_files(
 ) -> Source:
     """Return a source that reads files. Every error about them says where to get them."""
 
+    command = f"; `feddkd data get {name} --data DIR` downloads them" if name in DOWNLOADS else ""
+
     def load(root: Path | None) -> Data:
         if root is None or not root.is_dir():
             problem = "no data folder is given" if root is None else f"there is no folder {root}"
             raise InputError(
                 f"data source {name!r}: {problem}; give it with --data DIR or FEDDKD_DATA; it must"
-                f" contain {folders[0]}/ with {', '.join(files)}, from {origin}"
+                f" contain {folders[0]}/ with {', '.join(files)}, from {origin}{command}"
             )
         try:
             return read(SourceFiles(root, folders))
@@ -132,7 +139,7 @@ def emnist(classes: Annotated[int, Bound(least=2, most=26), LATER] = 26) -> Sour
     names = _idx_files("emnist-letters-train", "emnist-letters-test")
     origin = "https://www.nist.gov/itl/products-and-services/emnist-dataset"
     summary = "EMNIST letters a-z, 28x28 grey, 124,800 + 20,800"
-    return _from_files("emnist", read, folders, names, origin, FEDMAX, summary)
+    return from_files("emnist", read, folders, names, origin, FEDMAX, summary)
 
 
 @SOURCES.register
@@ -147,7 +154,23 @@ def mnist() -> Source:
     origin, transform = "http://yann.lecun.com/exdb/mnist/", "normalise(mean=0.1307, std=0.3081)"
     folders, summary = ("mnist", "MNIST/raw"), "MNIST digits 0-9, 28x28 grey, 60,000 + 10,000"
     names = _idx_files("train", "t10k")
-    return _from_files("mnist", read, folders, names, origin, transform, summary)
+    return from_files("mnist", read, folders, names, origin, transform, summary)
+
+
+@SOURCES.register
+def fashion_mnist() -> Source:
+    """Fashion-MNIST's pictures of clothes."""
+
+    def read(files: SourceFiles) -> Data:
+        train = _idx(files, "train", 60_000, "", 0, 9)
+        test = _idx(files, "t10k", 10_000, "", 0, 9)
+        return from_arrays(train, test, name="fashion_mnist", labels=FASHION)
+
+    origin = "https://github.com/zalandoresearch/fashion-mnist"
+    folders = ("fashion_mnist", "FashionMNIST/raw", "fashion-mnist")
+    summary = "Fashion-MNIST, 10 kinds of clothes, 28x28 grey, 60,000 + 10,000"
+    transform, names = "normalise(mean=0.286, std=0.353)", _idx_files("train", "t10k")
+    return from_files("fashion_mnist", read, folders, names, origin, transform, summary)
 
 
 def _cifar(
@@ -167,7 +190,7 @@ def _cifar(
     origin = "https://www.cs.toronto.edu/~kriz/cifar.html"
     title = name.upper().replace("CIFAR", "CIFAR-")
     summary = f"{title}, 32x32 colour, 50,000 + 10,000; binary or Python version"
-    return _from_files(name, read, folders, names, origin, FEDMA, summary)
+    return from_files(name, read, folders, names, origin, FEDMA, summary)
 
 
 @SOURCES.register
@@ -198,7 +221,7 @@ def svhn() -> Source:
 
     origin = "http://ufldl.stanford.edu/housenumbers/"
     summary = "SVHN cropped digits 0-9, 32x32 colour, 73,257 + 26,032, or a part of them"
-    return _from_files("svhn", read, ("svhn",), names, origin, FEDBN, summary)
+    return from_files("svhn", read, ("svhn",), names, origin, FEDBN, summary)
 
 
 @SOURCES.register
@@ -218,7 +241,7 @@ def usps() -> Source:
     origin = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass.html#usps"
     summary = "USPS digits 0-9, 16x16 grey, 7,291 + 2,007; usps.h5 is read too"
     names = "usps.bz2", "usps.t.bz2"
-    return _from_files("usps", read, ("usps",), names, origin, FEDBN, summary)
+    return from_files("usps", read, ("usps",), names, origin, FEDBN, summary)
 
 
 @SOURCES.register
@@ -239,4 +262,4 @@ def mnist_m() -> Source:
 
     names, origin = ("mnist_m.tar.gz",), "http://yaroslav.ganin.net"
     summary = "MNIST-M digits 0-9, 32x32 colour, 59,001 + 9,001, or a part of them"
-    return _from_files("mnist_m", read, ("mnist_m",), names, origin, FEDBN, summary)
+    return from_files("mnist_m", read, ("mnist_m",), names, origin, FEDBN, summary)

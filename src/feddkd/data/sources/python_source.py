@@ -30,7 +30,7 @@ def find_source(text: str) -> Source:
             kind = type(made).__name__
             raise InputError(f"{text} must return Data or a pair (train, test), not {kind}")
         try:
-            return from_arrays(made[0], made[1], name=function.name)
+            return from_arrays(made[0], made[1], name=function.name, class_labels=None)
         except InputError as error:
             raise InputError(f"{text}: {error}") from error
 

@@ -8,6 +8,7 @@ over the lanes is computed (strategies.py).
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -26,13 +27,14 @@ from feddkd.engines.batched.gradients import Gradients
 from feddkd.engines.batched.lanes import BatchTable, Lane, Store
 from feddkd.engines.batched.memory import Planner
 from feddkd.engines.batched.strategies import StrategyChooser
-from feddkd.engines.client import client_weights, gather, retained
+from feddkd.engines.client import client_weights, gather, retained, with_facts
 from feddkd.engines.interface import Order, Reply
 from feddkd.engines.local import LocalEngine
 from feddkd.engines.memory import ran_out
 from feddkd.errors import unknown
-from feddkd.method import Exchange, Fold, Gradient, probing
-from feddkd.tensors import Groups
+from feddkd.method import Exchange, Fold, Gradient, Phase, probing
+from feddkd.method.compression import opened
+from feddkd.tensors import Groups, bytes_of
 
 PRECISIONS = ("fp32", "tf32", "bf16")
 
@@ -169,7 +171,7 @@ class Batched(LocalEngine):
         shared = len({lane.order for lane in lanes}) == 1
         sents = [orders[lane.order].sent for lane in lanes]
         sent = sents[0] if shared else stacked(sents)
-        memos = [self.memo(orders[lane.order].run, lane.client) for lane in lanes]
+        memos = [self._memo_for(exchange.phase, orders[lane.order], lane.client) for lane in lanes]
         # in an evaluation only some clients may hold a teacher, for example
         common = set.intersection(*(set(memo) for memo in memos))
         memo = stacked([{group: memo[group] for group in common} for memo in memos])
@@ -178,6 +180,10 @@ class Batched(LocalEngine):
         phase = exchange.phase
         work = Work(self.model, self.store, phase, client, sent, shared, table, self.dtype)
         return StartedFold(work, carry, memo, memos)
+
+    def _memo_for(self, phase: Phase, order: Order, client: int) -> Groups:
+        federation = self.federations[order.run]
+        return with_facts(phase, self.memo(order.run, client), federation, client)
 
     def _started(
         self, client: Fold, sent: Groups, memo: Groups, shared: bool, lanes: int
@@ -202,7 +208,9 @@ class Batched(LocalEngine):
         carry = self.chooser.run(work, carry)
         finish = vmap(lambda s, c, m: client.finish(self.model, s, c, m), (sent_axis, 0, 0))
         upload, memo = finish(work.sent, carry, memo)
-        rows = split_lanes(retained(memo, exchange.retain), len(lanes))
+        # lanes of a cohort that is drawn again as a whole are replaced together: no copies needed
+        drawn = any(len(o.cohort) < len(self.federations[o.run].train) for o in orders)
+        rows = split_lanes(retained(memo, exchange.retain), len(lanes), copy=drawn)
         for lane, before, row in zip(lanes, memos, rows, strict=True):
             others = {group: tensors for group, tensors in before.items() if group not in common}
             owner = orders[lane.order].run, lane.client
@@ -216,8 +224,12 @@ class Batched(LocalEngine):
         """Return the reply to an order, whose uploads are in these rows of all lanes."""
         if len(rows) < total or rows != sorted(rows):
             uploads = take_lanes(uploads, torch.tensor(rows, device=self.device))
-        examples = client_weights(self.federations[order.run], exchange.phase, order.cohort)
-        return Reply(order.cohort, gather(exchange.phase, uploads, examples))
+        phase, size = exchange.phase, None
+        if phase.codec is not None:
+            size = bytes_of(uploads)
+            uploads = vmap(partial(opened, phase), (0, None))(uploads, order.sent)
+        examples = client_weights(self.federations[order.run], phase, order.cohort)
+        return Reply(order.cohort, gather(phase, uploads, examples), uploaded=size)
 
     # --- gradients at shared weights
 

@@ -44,15 +44,18 @@ def lane_range(groups: Groups, start: int, stop: int | None) -> Groups:
     }
 
 
-def split_lanes(groups: Groups, lanes: int) -> list[dict[str, dict[str, Tensor]]]:
-    """Return all lanes of stacked groups one by one, with one call for each tensor."""
+def split_lanes(groups: Groups, lanes: int, copy: bool) -> list[dict[str, dict[str, Tensor]]]:
+    """Return all lanes of stacked groups one by one.
+
+    `copy`: as copies. A view of one lane keeps the memory of all lanes.
+    """
     rows: list[dict[str, dict[str, Tensor]]] = [
         {group: {} for group in groups} for _ in range(lanes)
     ]
     for group, tensors in groups.items():
         for name, tensor in tensors.items():
             for row, lane in zip(rows, tensor.unbind(), strict=True):
-                row[group][name] = lane
+                row[group][name] = lane.clone() if copy else lane
     return rows
 
 

@@ -7,21 +7,20 @@ a file named `3.pub` or `3-NAME.pub` is for client 3 alone.
 
 import json
 import logging
-import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from feddkd.errors import InputError
 from feddkd.flower.deployment.credentials import read_public
 from feddkd.flower.deployment.superlink import Superlink
+from feddkd.flower.membership import pinned_client
 from feddkd.flower.wire import WireError
 from feddkd.runs.files import put
 
 log = logging.getLogger(__name__)
 OWNERS = "clients.json"  # client -> name of the key that stands for it
-PINNED = re.compile(r"(\d{1,9})(-.*)?")
 EVERY = 2.0  # seconds between two looks at the folder
 
 
@@ -46,17 +45,21 @@ class KeyFolder:
         self._names = names
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Admit and shut out nodes as the folder changes, until the block ends."""
+    def watched(self, also: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """Admit and shut out nodes as the folder changes, until the block ends.
+
+        `also` is called as often as the folder is looked at.
+        """
         ended = threading.Event()
 
         def watch() -> None:
             while not ended.wait(EVERY):
                 try:
+                    also()
                     if self._changed():
                         self.admit()
                 except (OSError, InputError) as error:
-                    log.warning("cannot read the keys in %s: %s", self._keys, error)
+                    log.warning("cannot look after %s: %s", self._keys, error)
 
         thread = threading.Thread(target=watch, daemon=True)
         thread.start()
@@ -85,9 +88,8 @@ class KeyFolder:
         name = self.name(node)
         if name is None:
             raise WireError("its key is not in the folder of keys")
-        pinned = PINNED.fullmatch(name)
-        if pinned and int(pinned[1]) != client:
-            raise WireError(f"the key {name} is for client {pinned[1]}, and it claims {client}")
+        if (own := pinned_client(name)) not in (None, client):
+            raise WireError(f"the key {name} is for client {own}, and it claims {client}")
         owner = self._owner(client)
         if owner not in (None, name):
             place = self._link.folder / OWNERS
@@ -104,8 +106,7 @@ class KeyFolder:
         """Return the name of the key that a client belongs to, if the key is in the folder."""
         names = set(self._names.values())
         for name in names:
-            pinned = PINNED.fullmatch(name)
-            if pinned and int(pinned[1]) == client:
+            if pinned_client(name) == client:
                 return name
         owner = self._owners.get(str(client))
         return owner if owner in names else None

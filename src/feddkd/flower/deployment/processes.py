@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ from types import TracebackType
 from feddkd.errors import InputError
 
 PATIENCE = 8.0  # seconds between the signal to end and SIGKILL
+MOST_LOG = 10_000_000  # bytes
 DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
@@ -65,6 +67,14 @@ class Processes:
     def log(self, name: str) -> Path:
         """Return the file with a process's output."""
         return self._folder / f"{name}.log"
+
+    def limit_logs(self) -> None:
+        """Empty each log that is too long; its content is kept as NAME.log.1."""
+        for name in list(self.running):
+            log = self.log(name)
+            if log.stat().st_size > MOST_LOG:
+                shutil.copyfile(log, log.with_suffix(".log.1"))
+                os.truncate(log, 0)  # the process writes at the end, wherever it is
 
     def check(self) -> None:
         """Raise InputError if a process has ended."""

@@ -64,7 +64,7 @@ function theory() {
 function curve(method, band, x, unit) {
   const dash = ["solid", "dash", "dot", "dashdot"][Math.floor(method.at / 10) % 4];
   return {
-    type: "scatter", mode: x.length > 1 ? "lines" : "markers", name: text(method.label), x, y: band.mean, customdata: band.std,
+    type: "scatter", mode: x.length > 1 ? "lines" : "markers", connectgaps: true, name: text(method.label), x, y: band.mean, customdata: band.std,
     line: { color: colour(`c${method.at % 10}`), width: 2.5, dash }, marker: { color: colour(`c${method.at % 10}`), size: 9 },
     hovertemplate: `%{y:.3~f}${unit} ± %{customdata:.2~f}<extra>${text(method.label)}</extra>`,
   };

@@ -16,7 +16,7 @@ from feddkd.reports.statistics import paired
 from feddkd.reports.tables import paired_cells
 from feddkd.rounds.metrics import Metric
 from feddkd.runs.record import Record
-from feddkd.runs.summary import best_row, mean_and_std, summarise, to_target
+from feddkd.runs.summary import best_row, cost_of, mean_and_std, summarise
 
 LEVEL = 0.05  # p values below it are called significant
 METHOD_KEYS = ("method", "seed", "split_seed")  # they may differ within a task
@@ -139,15 +139,15 @@ def _tiles(lead: Standing, second: Sequence[Standing]) -> list[tuple[str, str]]:
 
 
 def _target_tile(lead: Standing) -> list[tuple[str, str]]:
-    target, metric = target_of(lead.group), lead.metric
+    target = target_of(lead.group)
     if target is None:
         return []
-    reached = [to_target(record.history, target) for record in lead.group]
+    reached = [cost_of(record.history, target) for record in lead.group]
     rounds = [one["round"] for one in reached if one is not None]
     if not rounds:
         return []
-    goal = f"{metric.scale * target:g}{metric.unit}"
-    return [(f"{fmean(rounds):.3g}", f"rounds to {goal}, {len(rounds)} of {len(lead.group)} seeds")]
+    goal = f"rounds to {target.text}, {len(rounds)} of {len(lead.group)} seeds"
+    return [(f"{fmean(rounds):.3g}", goal)]
 
 
 def _gain_tile(lead: Standing) -> list[tuple[str, str]]:

@@ -21,4 +21,10 @@ from feddkd.rounds.metrics.lookup import metrics_in as metrics_in
 from feddkd.rounds.metrics.lookup import shown_in as shown_in
 from feddkd.rounds.metrics.metric import METRICS as METRICS
 from feddkd.rounds.metrics.metric import Metric as Metric
+from feddkd.rounds.metrics.metric import known as known
+from feddkd.rounds.metrics.metric import own_facts as own_facts
+from feddkd.rounds.metrics.metric import read_own as read_own
 from feddkd.rounds.metrics.metric import register as register
+from feddkd.rounds.metrics.target import Target as Target
+from feddkd.rounds.metrics.target import check_target as check_target
+from feddkd.rounds.metrics.target import read_target as read_target

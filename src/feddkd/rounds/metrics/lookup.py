@@ -5,7 +5,8 @@ from typing import Any
 
 from feddkd.errors import InputError, unknown
 from feddkd.rounds.metrics.classification import ACCURACY, LOSS
-from feddkd.rounds.metrics.metric import METRICS, Metric
+from feddkd.rounds.metrics.metric import METRICS, OWN, Metric, known
+from feddkd.rounds.metrics.whole import is_object, of_object
 
 DEFAULT = (ACCURACY, LOSS)
 
@@ -23,9 +24,12 @@ def find_metrics(asked: Sequence[str | Metric] | None) -> tuple[Metric, ...]:
 
 
 def _find(asked: Any) -> Metric:
+    asked = of_object(asked) if is_object(asked) else asked
     if isinstance(asked, Metric):
         if METRICS.get(asked.name, asked) is not asked:
             raise InputError(f"there is another metric {asked.name!r} already; choose a new name")
+        if asked.name not in METRICS:
+            OWN[asked.name] = asked
         return asked
     if not isinstance(asked, str) or asked not in METRICS:
         raise unknown(f"unknown metric {asked!r}", asked, METRICS)
@@ -35,7 +39,7 @@ def _find(asked: Any) -> Metric:
 def metrics_in(row: Mapping[str, Any]) -> list[Metric]:
     """Return the metrics that a row of a record holds, in their order."""
     names = [key.removeprefix("test_") for key in row if key.startswith("test_")]
-    return [METRICS[name] for name in names if name in METRICS]
+    return [metric for metric in map(known, names) if metric is not None]
 
 
 def headline(history: Sequence[Mapping[str, Any]]) -> Metric:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from feddkd.errors import InputError
 
@@ -37,6 +37,8 @@ class Metric:
     by_client: bool = True  # rows list the value of each client, if clients are judged one by one
     in_tables: bool = True  # summaries, tables and charts show it
     skips_undefined: bool = False  # clients for which it is NaN are left out of the mean
+    # (all outputs, all targets) -> value, in place of sums: only for the global model
+    whole: Callable[[Tensor, Any], float] | None = None
 
     @property
     def test_key(self) -> str:
@@ -91,6 +93,30 @@ class Metric:
 
 
 METRICS: dict[str, Metric] = {}
+# users' own: those that this process measures, and those that records it has read describe
+OWN: dict[str, Metric] = {}
+SHOWN = ("name", "title", "higher_is_better", "percent", "by_client", "in_tables")
+
+
+def known(name: str) -> Metric | None:
+    """Return the metric with this name, one of the package or a user's own."""
+    return METRICS.get(name, OWN.get(name))
+
+
+def own_facts(metrics: Sequence[Metric]) -> list[dict[str, Any]]:
+    """Return what a record says of metrics that are not the package's: how to show them."""
+    own = [metric for metric in metrics if metric.name not in METRICS]
+    return [{key: getattr(metric, key) for key in SHOWN} for metric in own]
+
+
+def read_own(facts: Sequence[Mapping[str, Any]]) -> None:
+    """Make the metrics known that a record describes; they can be shown and not measured."""
+    for each in facts:
+        OWN.setdefault(each["name"], Metric(**each, sums=_cannot, value=_cannot))
+
+
+def _cannot(*given: Any) -> Any:
+    raise InputError("a metric that a record describes can be shown, and not measured")
 
 
 def register(metric: Metric) -> Metric:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def _right(output: Tensor, batch: Batch) -> Tensor:
     """Return whether each label of each example is predicted correctly."""
-    if output.ndim != 2 or output.shape != batch.y.shape:
+    if output.ndim != 2 or output.shape != batch.y.shape or batch.y.is_floating_point():
         raise InputError(
             "this metric needs a target of 0 or 1 for each logit; the targets have the shape"
             f" {tuple(batch.y.shape)}, the logits have {tuple(output.shape)}"

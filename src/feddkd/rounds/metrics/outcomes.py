@@ -20,7 +20,8 @@ def outcomes(output: Tensor, batch: Batch) -> Tensors:
 
 def has_many(output: Tensor, batch: Batch) -> bool:
     """Return True if an example has several labels: a target of 0 or 1 for each logit."""
-    return output.ndim == 2 and output.shape[1] > 1 and output.shape == batch.y.shape
+    one_each = output.ndim == 2 and output.shape[1] > 1 and output.shape == batch.y.shape
+    return one_each and not batch.y.is_floating_point()
 
 
 def by_class(at: Positions) -> Tensors:

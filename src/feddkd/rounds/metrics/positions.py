@@ -67,6 +67,8 @@ def tokens(output: Tensor, batch: Batch) -> Positions:
 
 def _positions(logits: Tensor, label: Tensor, batch: Batch, axes: int) -> Positions:
     """Return the positions of logits whose last axis is that of the classes."""
+    if label.is_floating_point():
+        raise InputError("a metric of labels needs whole numbers as targets")
     if logits.ndim != axes or logits.shape[:-1] != label.shape:
         raise InputError(
             "a metric of labels needs one label for each"

@@ -1,0 +1,14 @@
+"""How often an attack succeeds: the accuracy on test examples that are labelled with its aim."""
+
+from feddkd.engines.interface import Engine
+from feddkd.rounds.evaluation import Protocol, measure
+from feddkd.rounds.evaluation_phases import Sample
+from feddkd.rounds.metrics import ACCURACY
+from feddkd.rounds.turns import Run
+
+
+def success(engine: Engine, run: Run, protocol: Protocol, sample: Sample) -> dict[str, float]:
+    """Return the success rate on a run's model; the engine's test examples call for the aim."""
+    state = (run.index, run.state)
+    (measured,) = measure(engine, [state], protocol, "test", (ACCURACY,), sample)
+    return {"attack_success": measured.values["accuracy"]}

@@ -1,0 +1,41 @@
+"""Metrics of all predictions at once, such as torchmetrics objects.
+
+They are for evaluations that may keep predictions: of the global model, on this machine.
+"""
+
+import re
+from typing import Any
+
+from feddkd.errors import InputError
+from feddkd.rounds.metrics.metric import Metric
+
+
+def is_object(asked: Any) -> bool:
+    """Return True if something measures as torchmetrics do: by reset, update and compute."""
+    return all(callable(getattr(asked, name, None)) for name in ("reset", "update", "compute"))
+
+
+def of_object(asked: Any) -> Metric:
+    """Return the metric that such an object computes; its class names it."""
+    kind = type(asked).__name__
+    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", kind).lower()
+
+    def whole(output: Any, target: Any) -> float:
+        asked.reset()
+        try:
+            asked.update(output, target)
+            return float(asked.compute())
+        except (ValueError, RuntimeError, TypeError) as error:
+            reason = " ".join(str(error).split())
+            raise InputError(f"{kind} cannot be computed of these predictions: {reason}") from error
+
+    return Metric(
+        name,
+        name.replace("_", " "),
+        sums=lambda output, batch: {},
+        value=lambda sums: sums[name],
+        higher_is_better=getattr(asked, "higher_is_better", None) is not False,
+        percent=False,
+        by_client=False,
+        whole=whole,
+    )

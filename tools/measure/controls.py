@@ -1,0 +1,234 @@
+"""Write docs/when-dkd-helps.md from the records of papers/controls and papers/feddkd.
+
+`--costs DIR` first counts the floating-point operations of each run again, with data in DIR, and
+keeps them in papers/controls/costs.json.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from feddkd.papers.cells import Cell
+from feddkd.papers.comparison import Comparison, compare
+from feddkd.papers.definitions import read
+from feddkd.papers.results import RecordedRun, Runs, recorded
+from feddkd.reports.formats import piped
+from feddkd.reports.statistics import Paired, effect_size, holm
+from feddkd.runs.run_costs import run_costs
+
+ROOT = Path(__file__).parents[2]
+FOLDER, PAGE = ROOT / "papers" / "controls", ROOT / "docs" / "when-dkd-helps.md"
+COSTS = FOLDER / "costs.json"
+BUDGETS = (66, 220, 660)  # communications
+
+HEAD = """# When does DKD help?
+
+DKD adds J exchanges to each round, so FedDKD communicates 1 + J times as often as FedAvg, and it
+computes more. Beside FedAvg with as many *rounds* it is far ahead. This page asks what the lead is
+made of: of more frequent averaging, or of distillation. `feddkd controls FILE` writes the controls
+of any experiment with DKD; the tables below are written by `python tools/measure/controls.py` from
+the records in `papers/controls`, and a test compares them.
+
+## The answer so far
+
+* **At equal rounds FedDKD is ahead of FedAvg** on every job that was measured.
+* **On the small digits jobs that lead is averaging more often, not distillation.** Labels in the
+  teachers' place do as well: a client's model is nearly the label on its own data (L1' below). And
+  FedAvg with as many communications and local steps, in rounds of three steps, is level with FedDKD
+  in its best round, ahead in its last, and reaches 80 % with less than half the communications and
+  steps. At equal local steps or equal compute in long rounds FedDKD is ahead.
+* **On EMNIST in FedGen's setting distillation counts.** Clients read their examples class by class,
+  so a mini-batch holds a class or two. With DKD's rate of 0.4, labels lose much or stay at chance,
+  where the teachers' soft outputs are stable; and FedAvg in rounds of six steps stays behind FedDKD
+  by a point or two. Three seeds, one split, and no other rate was tried for the labels: so this is
+  a first indication and no more.
+* **A teacher must be trained on the examples that it sees.** With shuffled teachers, which know
+  other classes, the model is destroyed. With the average as teacher nothing happens, as it should.
+* **On the paper's FEMNIST job** FedDKD is ahead of FedAvg with rounds of five epochs at equal
+  communications, from a few hundred communications on, if half of the clients or more take part
+  (last table). The controls with short rounds and with labels have not been run there, nor on
+  CIFAR-10: they need a GPU. Nor have J, the rates, E and a server optimiser been tuned with as many
+  trials for each side.
+
+What follows for its use: if local steps and communications are what you pay for, first try FedAvg
+with shorter rounds (`fedavg(steps=...)`), which needs no teacher. DKD is worth trying where local
+rounds must be long, where mini-batches are too one-sided to average gradients of their labels, and
+where the same clients stay for 1 + J exchanges.
+"""
+COLUMNS = (
+    *("run", "seeds", "rounds", "comms", "steps", "GFLOP", "MB"),
+    *("best", "last", "comms to 80 %", "steps to 80 %"),
+)
+TESTS = ("FedDKD against", "seeds", "ahead in", "difference", "95 %", "d", "95 %", "p", "verdict")
+NOTES = """Costs are those of a whole run: communications; local steps of the average active client,
+in which DKD's steps count as one each, whatever their batch; floating-point operations of all
+clients, counted, with the teachers' forward passes; bytes of all clients. Best: as the job's table
+says; last: in the last round. Mean ± population standard deviation, in %.
+
+d is Cohen's d of the paired differences, with its 95 % interval. p is the paired t-test's, corrected
+for the number of rows by Holm's method. The verdict is *level* where p is 0.05 or more: that does
+not show that two methods are equal; the interval says how far apart they may be."""
+
+
+def costs(folder: Path | None) -> dict[str, dict[str, dict[str, float]]]:
+    """Return what each run of the controls costs, by file and name, for its first seed."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for file, experiments in read(FOLDER).experiments.items():
+        by_name = {one.name: one for one in reversed(experiments)}
+        found[file] = {
+            name: asdict(run_costs(one, folder)) for name, one in reversed(by_name.items())
+        }
+    return found
+
+
+def page() -> str:
+    """Return the page."""
+    paper = read(FOLDER)
+    runs, spent = recorded(paper), json.loads(COSTS.read_text(encoding="utf-8"))
+    parts = [HEAD, NOTES]
+    for name, table in paper.tables.items():
+        comparison = compare(paper, name, runs)
+        parts += [f"## {table.title}", *_job(comparison, spent[f"{name}.toml"])]
+    parts += ["## L1' and L2', before and after DKD", MECHANISM, piped(LOSSES, [*_losses(runs)])]
+    parts += ["## FEMNIST at equal communications", BUDGET, piped(BUDGET_COLUMNS, [*_budgets()])]
+    return "\n\n".join(parts) + "\n"
+
+
+def _job(comparison: Comparison, spent: dict[str, dict[str, float]]) -> list[str]:
+    """Return the two tables of a job, and what has not been run."""
+    table = comparison.table
+    cells = {cell.place[1:]: cell for cell in comparison.cells}
+    lines, missing = [], []
+    for method in table.methods:
+        own = {q: cells[method, next(iter(table.settings)), q] for q in table.quantities}
+        if own["accuracy"].readings:
+            lines.append(_line(method, own, spent[method]))
+        else:
+            missing.append(method)
+    said = [f"Not run yet: {'; '.join(missing)}."] if missing else []
+    return [piped(COLUMNS, lines), piped(TESTS, [*_tests(comparison)]), *said]
+
+
+def _line(method: str, own: dict[str, Cell], spent: dict[str, float]) -> list[str]:
+    accuracy = own["accuracy"]
+    rounds = accuracy.rounds_wanted // accuracy.runs_wanted
+    return [
+        method,
+        str(len(accuracy.readings)),
+        str(rounds),
+        *(f"{spent[key]:,.0f}" for key in ("communications", "steps")),
+        f"{spent['operations'] / 1e9:,.4g}",
+        f"{spent['bytes'] / 1e6:,.4g}",
+        *(
+            _mean(own.get(key))
+            for key in ("accuracy", "final", "comm_to_target", "steps_to_target")
+        ),
+    ]
+
+
+def _mean(cell: Cell | None) -> str:
+    if cell is None or cell.ours is None:
+        return "-"
+    digits = cell.quantity.decimals
+    return f"{cell.ours[0]:.{digits}f} ± {cell.ours[1]:.{digits}f}"
+
+
+def _tests(comparison: Comparison) -> Iterator[list[str]]:
+    known = [(cell, test) for cell, test in comparison.tests if test.t_p is not None]
+    corrected = iter(holm([test.t_p for _, test in known if test.t_p is not None]))
+    lead = next(c for c in comparison.cells if c.place.method == comparison.table.lead).by_seed
+    for cell, test in comparison.tests:
+        chance = next(corrected) if test.t_p is not None else None
+        yield _test(cell, test, lead, chance)
+
+
+def _test(cell: Cell, test: Paired, lead: dict[int, float], chance: float | None) -> list[str]:
+    gap, ours = test.difference, cell.by_seed
+    effect = effect_size([lead[seed] - ours[seed] for seed in sorted(lead.keys() & ours.keys())])
+    side = "ahead" if gap.mean > 0 else "behind"
+    return [
+        cell.place.method,
+        str(gap.n),
+        str(test.wins),
+        f"{gap.mean:+.2f}",
+        "-" if gap.low is None else f"{gap.low:+.2f} to {gap.high:+.2f}",
+        "-" if effect is None else f"{effect[0]:+.2f}",
+        "-" if effect is None else f"{effect[1]:+.2f} to {effect[2]:+.2f}",
+        "-" if chance is None else f"{chance:.2g}",
+        "too few seeds" if chance is None else (side if chance < 0.05 else "level"),
+    ]
+
+
+MECHANISM = """L1' is the divergence of the clients' models from the labels, L2' that of the shared
+model from the clients' models, on the clients' training data. DKD takes steps down L2'; it lowers
+L2' on the whole data in most rounds, but not in all. Records of the last lines are the paper's own
+digits jobs."""
+LOSSES = (
+    *("job", "method", "rounds", "L1'", "L2' before", "L2' after"),
+    "DKD lowers L2' in",
+)
+
+
+def _losses(runs: Runs) -> Iterator[list[str]]:
+    paper = read(ROOT / "papers" / "feddkd")
+    for name, of_paper, known in (
+        *((name, read(FOLDER), runs) for name in ("demo", "dirichlet")),
+        *((name, paper, recorded(paper)) for name in ("digits", "digits-real")),
+    ):
+        table = of_paper.table(name)
+        for method in table.methods:
+            experiments = of_paper.behind(table, next(iter(table.settings)), method)
+            if "dkd" in experiments[0].method:
+                found = [known[one.digest] for one in experiments if one.digest in known]
+                rows = [row for run in found for row in run.rounds if "diagnostics" in row]
+                if rows:
+                    yield [name, method, *_loss([row["diagnostics"] for row in rows])]
+
+
+def _loss(rows: Sequence[dict[str, Any]]) -> list[str]:
+    lower = sum(row["L2"] < row["L2_average"] for row in rows)
+    means = [fmean(row[key] for row in rows) for key in ("L1", "L2_average", "L2")]
+    return [str(len(rows)), *(f"{mean:.4f}" for mean in means), f"{lower} of {len(rows)}"]
+
+
+BUDGET = """From the records of the paper's FEMNIST tables (660 rounds, three seeds): test accuracy
+at the best validation round within a number of communications. A round of FedAvg is one of them, a
+round of FedDKD eleven. FedAvg's rounds are whole here (E epochs each), so FedAvg computes more."""
+BUDGET_COLUMNS = ("c, E", *(f"{n}: FedAvg" for n in BUDGETS), *(f"{n}: FedDKD" for n in BUDGETS))
+
+
+def _budgets() -> Iterator[list[str]]:
+    paper = read(ROOT / "papers" / "feddkd")
+    table, runs = paper.table("femnist-accuracy"), recorded(paper)
+    for setting in table.settings:
+        cells = [
+            f"{fmean(_within(run, budget) for run in found):.4f}"
+            for method in ("FedAvg", "FedDKD")
+            for found in [[runs[one.digest] for one in paper.behind(table, setting, method)]]
+            for budget in BUDGETS
+        ]
+        yield [setting, *cells]
+
+
+def _within(run: RecordedRun, budget: int) -> float:
+    rows = [row for row in run.rounds if row["communications"] <= budget]
+    best: Any = max(rows, key=lambda row: row["validation_accuracy"])
+    return float(best["test_accuracy"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--costs", type=Path, metavar="DIR", help="count the operations again")
+    folder = parser.parse_args().costs
+    if folder is not None:
+        COSTS.write_text(json.dumps(costs(folder), indent=1) + "\n", encoding="utf-8")
+    PAGE.write_text(page(), encoding="utf-8")
+    print(f"written to {PAGE}")
+
+
+if __name__ == "__main__":
+    main()
