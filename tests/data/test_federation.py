@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feddkd import InputError
+from feddkd.data.division import divide, stratified
 from feddkd.data.examples import Examples
-from feddkd.data.federation import SERVER, Federation, assemble, divide, stratified
+from feddkd.data.federation import SERVER, Federation, assemble
 from feddkd.data.partitions.registry import PARTITIONS, Split
 from feddkd.data.sources import SOURCES
 from feddkd.data.transforms import transform

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from feddkd.data.division import divide
 from feddkd.data.examples import Data, Examples, from_arrays
-from feddkd.data.federation import Federation, divide
+from feddkd.data.federation import Federation
 from feddkd.data.partitions.registry import Split, find_partition
 from feddkd.data.transforms import transform
 from feddkd.errors import InputError

@@ -28,7 +28,8 @@ from feddkd.engines.pool.messages import pack
 from feddkd.engines.serial import Serial
 from feddkd.method import Batch, Exchange, Fold, Method
 from feddkd.models.functional import Model
-from feddkd.rounds.evaluation import fitting_protocol, judging
+from feddkd.rounds.evaluation import fitting_protocol
+from feddkd.rounds.evaluation_phases import judging
 from feddkd.rounds.loop import Row, Run, play
 from feddkd.tensors import Groups
 from small import Pair, federation

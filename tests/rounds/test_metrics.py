@@ -22,7 +22,7 @@ from feddkd.reports.html.chart_data import figures
 from feddkd.reports.html.page import html as write_page
 from feddkd.reports.html.verdicts import ranked, verdicts
 from feddkd.reports.tables import as_json, grid
-from feddkd.rounds.evaluation import ONE_OF_TWO, judging
+from feddkd.rounds.evaluation_phases import ONE_OF_TWO, judging
 from feddkd.rounds.loop import _good
 from feddkd.rounds.metrics import ACCURACY, DEFAULT, METRICS, Metric, find_metrics, headline
 from feddkd.rounds.metrics import register as add

@@ -11,7 +11,7 @@ from feddkd import Experiment
 from feddkd.cli.app import main
 from feddkd.cli.console import clock
 from feddkd.rounds.costs import Costs
-from feddkd.rounds.evaluation import judging
+from feddkd.rounds.evaluation_phases import judging
 from feddkd.runs.forecast import TimedExchange, _seconds, forecast
 from feddkd.runs.runner import How, execute
 

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from feddkd.data import federation
+from feddkd.data import division
 from feddkd.data.conversion import has_axes, in_words, is_data_set, is_pair, joined
 from feddkd.data.examples import Data, Examples, examples, from_arrays
 from feddkd.data.federation import Federation, assemble, of_parts
@@ -56,7 +56,7 @@ def divide(
             "data must be a pair (train, test), Data, or the text of a source; not"
             f" {in_words(data)}"
         )
-    divided, _ = federation.divide(
+    divided, _ = division.divide(
         data,
         find_partition(checked(partition, str, "partition")),
         transform(steps, data.scale),

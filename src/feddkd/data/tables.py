@@ -9,8 +9,8 @@ import torch
 
 from feddkd.data.batches import Indices
 from feddkd.data.columns import DataColumn, chosen_names, columns_of, read_column
+from feddkd.data.division import stratified
 from feddkd.data.examples import Data, Examples, from_arrays
-from feddkd.data.federation import stratified
 from feddkd.data.text import encoded, next_characters, vocabulary
 from feddkd.errors import InputError
 from feddkd.trees import Tree, take

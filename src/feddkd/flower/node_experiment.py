@@ -22,7 +22,7 @@ from feddkd.models.own_generator import OwnGenerator
 from feddkd.models.weight_files import with_initial
 from feddkd.randomness import Key
 from feddkd.rounds import diagnostics
-from feddkd.rounds.evaluation import Sample, find_phase
+from feddkd.rounds.evaluation_phases import Sample, find_phase
 from feddkd.rounds.selection.cohorts import asking
 from feddkd.runs.prepare import network, outputs_of
 from feddkd.simulation import DTYPES, Job, Start, begin

@@ -17,7 +17,8 @@ from feddkd.method import Exchange, Method
 from feddkd.models.functional import Model
 from feddkd.rounds.availability import Tolerance
 from feddkd.rounds.diagnostics import diagnose
-from feddkd.rounds.evaluation import ONE_OF_TWO, Measured, Protocol, Sample, measure
+from feddkd.rounds.evaluation import Measured, Protocol, measure
+from feddkd.rounds.evaluation_phases import ONE_OF_TWO, Sample
 from feddkd.rounds.exchange import Exchanges, prepare_order
 from feddkd.rounds.judging import ALWAYS, Judging
 from feddkd.rounds.metrics import DEFAULT, Metric

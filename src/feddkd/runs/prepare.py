@@ -6,8 +6,9 @@ from pathlib import Path
 
 from torch import Tensor
 
+from feddkd.data.division import divide
 from feddkd.data.examples import Data
-from feddkd.data.federation import Federation, divide
+from feddkd.data.federation import Federation
 from feddkd.data.partitions.registry import Split
 from feddkd.data.sources.packed import check_held, unpack
 from feddkd.data.sources.registry import Source

@@ -1,7 +1,8 @@
 """How often an attack succeeds: the accuracy on test examples that are labelled with its aim."""
 
 from feddkd.engines.interface import Engine
-from feddkd.rounds.evaluation import Protocol, Sample, measure
+from feddkd.rounds.evaluation import Protocol, measure
+from feddkd.rounds.evaluation_phases import Sample
 from feddkd.rounds.metrics import ACCURACY
 from feddkd.rounds.turns import Run
 
