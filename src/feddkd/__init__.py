@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from feddkd.experiment import Experiment as Experiment
     from feddkd.methods import METHODS as METHODS
     from feddkd.methods import apfl as apfl
+    from feddkd.methods import aso_fed as aso_fed
     from feddkd.methods import astraea as astraea
     from feddkd.methods import centralised as centralised
     from feddkd.methods import data_sharing as data_sharing
@@ -92,12 +93,12 @@ _install_old_paths()
 
 __all__ = [
     "METHODS", "ClientError", "DivergedError", "Experiment", "InputError", "NobodyAnsweredError",
-    "Result", "Task", "__version__", "apfl", "astraea", "centralised", "data_sharing", "ditto",
-    "divide", "dkd", "fedacg", "fedadagrad", "fedadam", "fedala", "fedamp", "fedavg", "fedavgm",
-    "fedbabu", "fedbn", "fedcm", "feddecorr", "feddf", "feddistill", "feddistill_plus", "feddyn",
-    "feded", "fedexp", "fedfish", "fedgamma", "fedgen", "fedgkd", "fedlc", "fedlesam", "fedma",
-    "fedmax", "fednova", "fedntd", "fedper", "fedproto", "fedprox", "fedrep", "fedrod", "fedrs",
-    "fedsam", "fedsmoo", "fedspeed", "fedyogi", "fine_tune", "from_table", "functional",
+    "Result", "Task", "__version__", "apfl", "aso_fed", "astraea", "centralised", "data_sharing",
+    "ditto", "divide", "dkd", "fedacg", "fedadagrad", "fedadam", "fedala", "fedamp", "fedavg",
+    "fedavgm", "fedbabu", "fedbn", "fedcm", "feddecorr", "feddf", "feddistill", "feddistill_plus",
+    "feddyn", "feded", "fedexp", "fedfish", "fedgamma", "fedgen", "fedgkd", "fedlc", "fedlesam",
+    "fedma", "fedmax", "fednova", "fedntd", "fedper", "fedproto", "fedprox", "fedrep", "fedrod",
+    "fedrs", "fedsam", "fedsmoo", "fedspeed", "fedyogi", "fine_tune", "from_table", "functional",
     "lg_fedavg", "load", "local_bn", "local_only", "mofedsam", "moon", "parse", "per_fedavg",
     "pfedme", "private", "quantise", "redrawn", "run", "scaffold", "server_adagrad", "server_adam",
     "server_momentum", "server_optimiser", "server_yogi", "simulate", "topk",

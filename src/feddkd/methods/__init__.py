@@ -1,6 +1,7 @@
 """Federated methods: one file per algorithm, with its client half and its server half."""
 
 from feddkd.methods.apfl import apfl as apfl
+from feddkd.methods.aso_fed import aso_fed as aso_fed
 from feddkd.methods.astraea import astraea as astraea
 from feddkd.methods.centralised import centralised as centralised
 from feddkd.methods.data_sharing import data_sharing as data_sharing
