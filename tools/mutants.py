@@ -35,6 +35,7 @@ KINDS = ("tests/models/test_network_kinds.py",)
 BASELINES = ("tests/methods/test_methods_baselines.py",)
 SHARPNESS = ("tests/methods/test_methods_sharpness.py",)
 ARRIVALS = ("tests/methods/test_methods_arrivals.py",)
+UNMIXING = ("tests/methods/test_methods_unmixing.py",)
 PERSONAL = ("tests/methods/test_methods_personal.py",)
 PROOF = ("tests/models/test_proof.py",)
 OWN_TESTS = ("tests/data/test_own_tests.py",)
@@ -438,6 +439,10 @@ MUTANTS = [
            '_row(state[table], client) for group, table', 'state[group] for group, table', ARRIVALS),
     Mutant("ASO-Fed forgets the client's last gradient", 'methods/aso_fed.py',
            'h, g: g - v + h', 'h, g: g + h', ARRIVALS),
+    Mutant('Mix2FLD unmixes to the other label', 'methods/mix2fld.py',
+           'q = lam / (2 * lam - 1)', 'q = (lam - 1) / (2 * lam - 1)', UNMIXING),
+    Mutant('Mix2FLD pairs mixed examples of one client', 'methods/mix2fld.py',
+           '(mirrored & (client[:, None] != client))', 'mirrored', UNMIXING),
     Mutant('clients arrive in one order in all rounds', 'methods/arrivals.py',
            '"round": ledger["round"] + 1', '"round": ledger["round"]', ARRIVALS),
     Mutant('FedAMP mixes unlike models most', 'methods/fedamp.py',

@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from feddkd.methods import lg_fedavg as lg_fedavg
     from feddkd.methods import local_bn as local_bn
     from feddkd.methods import local_only as local_only
+    from feddkd.methods import mix2fld as mix2fld
     from feddkd.methods import mofedsam as mofedsam
     from feddkd.methods import moon as moon
     from feddkd.methods import parse as parse
@@ -99,9 +100,9 @@ __all__ = [
     "feddyn", "feded", "fedexp", "fedfish", "fedgamma", "fedgen", "fedgkd", "fedlc", "fedlesam",
     "fedma", "fedmax", "fednova", "fedntd", "fedper", "fedproto", "fedprox", "fedrep", "fedrod",
     "fedrs", "fedsam", "fedsmoo", "fedspeed", "fedyogi", "fine_tune", "from_table", "functional",
-    "lg_fedavg", "load", "local_bn", "local_only", "mofedsam", "moon", "parse", "per_fedavg",
-    "pfedme", "private", "quantise", "redrawn", "run", "scaffold", "server_adagrad", "server_adam",
-    "server_momentum", "server_optimiser", "server_yogi", "simulate", "topk",
+    "lg_fedavg", "load", "local_bn", "local_only", "mix2fld", "mofedsam", "moon", "parse",
+    "per_fedavg", "pfedme", "private", "quantise", "redrawn", "run", "scaffold", "server_adagrad",
+    "server_adam", "server_momentum", "server_optimiser", "server_yogi", "simulate", "topk",
 ]  # fmt: skip
 # module -> the names that it has
 _PLACES = {
