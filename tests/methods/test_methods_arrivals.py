@@ -36,7 +36,6 @@ def turned(monkeypatch: pytest.MonkeyPatch) -> None:
         (f"aso_fed({L})", {}, "plain"),
         (f"aso_fed({L})", {}, "bn"),
         (f"aso_fed({L}, {HEAVY})", HEAVILY, "plain"),
-        (f"aso_fed({L}, feature_learning=True)", FEATURES, "plain"),
         (f"aso_fed({L}, feature_learning=True)", FEATURES, "bn"),
         (f"aso_fed({L}) | {DKD_TEXT.format('')}", {"dkd": DKD}, "plain"),
     ],
