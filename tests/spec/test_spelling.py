@@ -37,6 +37,10 @@ TEXTS = {
     "label": ["kind"],
     "shape": ["12", "1x28x28"],
     "names": ["head.*", "*.bias, 0.weight"],
+    "x": ["age, height"],
+    "y": ["price"],
+    "owner": ["user"],
+    "test_path": ["b.csv"],
 }
 NOT_DRAWN = {"saved", "domains"}  # a file must be there; has no options
 

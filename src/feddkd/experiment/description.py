@@ -46,7 +46,10 @@ USUAL = {
     "evaluate_clients": 1.0,
 }
 # not written with their default: older files lack them
-NEW_KEYS = ("task", "client_tests", "selection", "attack")
+NEW_KEYS = (
+    *("task", "client_tests", "selection", "attack"),
+    *("evaluate_every", "evaluate_clients"),
+)
 LONGEST_NAME = 1000
 Fraction = typing.Annotated[float, Bound(least=0, below=1)]
 
