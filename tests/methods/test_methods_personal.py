@@ -103,6 +103,7 @@ CASES: list[tuple[str, Make, dict[str, Any]]] = [
         PerFedAvg,
         {"form": "hf", "alpha": 0.3, "delta": 0.1, "dkd": DKD},
     ),
+    (f"per_fedavg({L}) | private(names='5.*')", PerFedAvg, HEAD),
     (f"fedrod({L})", FedRoD, {}),
     (f"fedrod({L}, {HEAVY})", FedRoD, HEAVILY),
     (f"fedrod({L}) | {T}", FedRoD, {"dkd": DKD}),
