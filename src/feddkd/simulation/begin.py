@@ -15,6 +15,7 @@ from feddkd.rounds.evaluation_phases import Sample
 from feddkd.rounds.job_checks import (
     check_batches,
     check_classes,
+    check_models_left,
     check_public,
     warn_of_nothing_private,
 )
@@ -45,6 +46,7 @@ def begin(job: Job, device: torch.device) -> Begun:
     job.method.check_task(task)
     if job.diagnostics:
         check_offers(task, frozenset({"classes"}), "diagnostics")
+        check_models_left(job.method)
     job.tolerance.availability.check(job.method.fitted(job.model), job.clients)
     job.attack.check_fits(job.method, task, job.clients)
     job.selection.check_fits(job.method, job.clients, job.cohort_size)
