@@ -131,5 +131,5 @@ def test_batch_norm_kept_at_home_is_part_of_both_models() -> None:
 
 
 def test_diagnostics_need_models_that_clients_train() -> None:
-    with pytest.raises(InputError, match="diagnostics .* centralised"):
+    with pytest.raises(InputError, match=r"diagnostics .* centralised"):
         run("centralised()", DATA, NET, diagnostics=True)

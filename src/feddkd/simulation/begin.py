@@ -15,6 +15,7 @@ from feddkd.rounds.evaluation_phases import Sample
 from feddkd.rounds.job_checks import (
     check_batches,
     check_classes,
+    check_computes,
     check_models_left,
     check_public,
     warn_of_nothing_private,
@@ -42,6 +43,7 @@ class Begun(NamedTuple):
 def begin(job: Job, device: torch.device) -> Begun:
     """Return a job before its first round; raise an InputError if its parts do not fit together."""
     task = job.model.task
+    check_computes(job.method)
     job.method.check_order()
     job.method.check_task(task)
     if job.diagnostics:
