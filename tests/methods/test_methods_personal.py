@@ -103,6 +103,7 @@ CASES: list[tuple[str, Make, dict[str, Any]]] = [
         PerFedAvg,
         {"form": "hf", "alpha": 0.3, "delta": 0.1, "dkd": DKD},
     ),
+    (f"per_fedavg({L}) | private(names='5.*')", PerFedAvg, HEAD),
     (f"fedrod({L})", FedRoD, {}),
     (f"fedrod({L}, {HEAVY})", FedRoD, HEAVILY),
     (f"fedrod({L}) | {T}", FedRoD, {"dkd": DKD}),
@@ -279,3 +280,9 @@ def test_a_network_without_a_linear_layer_has_no_head_by_default(name: str) -> N
     data = [(x[:, None], y) for x, y in DATA]
     with pytest.raises(InputError, match="no linear"):
         run(f"{name}({LOCAL})", data, net)
+
+
+@pytest.mark.parametrize("text", ["quantise()", "topk()", "local_bn()", "private(names='2.*')"])
+def test_a_piece_alone_is_no_method(text: str) -> None:
+    with pytest.raises(InputError, match="alone computes nothing"):
+        run(text, DATA, NET)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax
 
+from feddkd import InputError
 from feddkd.data.batches import Reads
 from feddkd.engines.batched.engine import Batched
 from feddkd.engines.serial import Serial
@@ -127,3 +128,8 @@ def test_batch_norm_kept_at_home_is_part_of_both_models() -> None:
     )
     for key, value in serial.items():
         assert batched[key] == pytest.approx(value), key
+
+
+def test_diagnostics_need_models_that_clients_train() -> None:
+    with pytest.raises(InputError, match=r"diagnostics .* centralised"):
+        run("centralised()", DATA, NET, diagnostics=True)

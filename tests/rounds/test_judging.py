@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from commandline import Feddkd
 from feddkd import Experiment, InputError, Result, simulate
@@ -13,6 +15,7 @@ from feddkd.reports.tables import grid
 from feddkd.rounds.judging import Judging
 from feddkd.rounds.metrics import ACCURACY
 from feddkd.runs.record import find
+from old_files import read_json
 from small import clients, distance, network, pooled
 
 DATA = clients(sizes=(10, 12, 14, 16, 18))
@@ -27,9 +30,8 @@ def run(method: str, **options: Any) -> Result:
         validation=DATA[0],
         method=method,
         rounds=7,
-        engine="serial",
         progress=False,
-        **options,
+        **{"engine": "serial", **options},
     )
 
 
@@ -75,6 +77,38 @@ def test_some_clients_stand_for_all(method: str) -> None:
         of_all, of_some = all_of_it["test_client_accuracy"], row["test_client_accuracy"]
         assert of_some == [of_all[k] if k in chosen else None for k in range(5)]
         assert row["test_accuracy"] == pytest.approx(sum(of_all[k] for k in chosen) / 2)
+
+
+@pytest.mark.parametrize("engine", ["serial", "batched"])
+def test_clients_that_were_tuned_and_others_distil_together(engine: str) -> None:
+    text = f"fedavg({LOCAL}) | dkd(steps=1, lr=0.1) | fine_tune({LOCAL})"
+    whole, some = (run(text, engine=engine, evaluate_clients=each) for each in (1.0, 4))
+    assert distance(some.params, whole.params) < 1e-12
+
+
+@pytest.mark.parametrize("engine", ["serial", "batched"])
+def test_confusion_and_success_are_those_of_the_clients_that_are_evaluated(
+    engine: str, tmp_path: Path
+) -> None:
+    images = [(x.repeat(1, 5).reshape(-1, 1, 5, 5), y) for x, y in DATA]
+    result = simulate(
+        model=nn.Sequential(nn.Flatten(), nn.Linear(25, 3)).double(),
+        clients=images,
+        test=images[0],
+        method=f"fedavg({LOCAL}) | fine_tune(epochs=5, lr=0.5)",
+        rounds=3,
+        evaluate_every=3,
+        evaluate_clients=2,
+        attack="backdoor(clients='0', size=1)",
+        evaluation="client_pooled",
+        engine=engine,
+        out=tmp_path,
+    )
+    counts = torch.tensor(read_json(next(tmp_path.rglob("confusion.json")))["counts"])
+    assert int(counts.sum()) == 2 * len(images[0][0])
+    row = result.history[-1]
+    assert int(counts.trace()) / int(counts.sum()) == pytest.approx(row["test_accuracy"])
+    assert ["attack_success" in row for row in result.history] == [True, False, True]
 
 
 @pytest.mark.parametrize(("asked", "count"), [(1.0, 8), (8, 8), (3, 3), (1, 1), (0.01, 1), (20, 8)])

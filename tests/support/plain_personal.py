@@ -46,14 +46,11 @@ class Personal(Hooked):
         return super().train_locally(k, t)
 
     def average(self, teachers: dict[int, nn.Module]) -> None:
-        if not self.equal:
-            return super().average(teachers)
+        super().average(teachers)
         nets = [net.state_dict() for net in teachers.values()]
         for name, tensor in self.net.state_dict().items():
-            stacked = torch.stack([net[name] for net in nets])
-            mean = stacked.mean(0) if tensor.is_floating_point() else stacked.max()
-            tensor.copy_(mean)
-        return None
+            if self.equal and tensor.is_floating_point() and not self.private(name):
+                tensor.copy_(torch.stack([net[name] for net in nets]).mean(0))
 
     def train_only(self, net: nn.Module, names: list[str], on: bool) -> None:
         """Freeze the named parameters of a net, or all others."""

@@ -21,7 +21,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from feddkd.method import Collect, Method
+from feddkd.method import Collect, Method, own_model
 from feddkd.methods.fine_tuning import tuning
 from feddkd.methods.local import Local, Slope, Variant, counted, local_training
 from feddkd.methods.registry import METHODS
@@ -57,7 +57,7 @@ def per_fedavg(
 
 def _begin(model: Model, sent: Groups, memo: Groups) -> Groups:
     """Return u and g before their first values."""
-    empty = zeros(sent["params"])
+    empty = zeros(own_model(model, sent, memo)[0])
     return {"u": empty, "g": empty}
 
 

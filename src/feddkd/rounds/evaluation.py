@@ -95,13 +95,17 @@ def measure(
 
 
 def confusions(
-    engine: Engine, states: Sequence[tuple[int, Groups]], protocol: Protocol, classes: int
+    engine: Engine,
+    states: Sequence[tuple[int, Groups]],
+    protocol: Protocol,
+    classes: int,
+    rule: Judging = ALWAYS,
 ) -> list[list[list[int]]]:
     """Return a confusion matrix for the model in each (run, state): the numbers of test examples by
     label (row) and prediction (column), summed over clients.
     """
     phase = counting(classes, protocol is Protocol.GLOBAL)
-    replies = engine.exchange(Exchange(phase), _orders(engine, states, protocol))
+    replies = engine.exchange(Exchange(phase), _orders(engine, states, protocol, rule))
     return [reply.collected["tally"]["counts"].sum(0).long().tolist() for reply in replies]
 
 

@@ -61,6 +61,20 @@ def warn_of_nothing_private(model: Model, method: Method) -> None:
         )
 
 
+def check_models_left(method: Method) -> None:
+    """Raise InputError if clients hold no model after a round, as diagnostics need it."""
+    if not any("model" in phase.leaves | phase.keeps for phase in method.phases):
+        raise InputError(
+            f"diagnostics compares the models that clients train, and in {method} they train none"
+        )
+
+
+def check_computes(method: Method) -> None:
+    """Raise InputError if a method has no phase."""
+    if not method.phases:
+        raise InputError(f"{method} alone computes nothing: put it after a method, as in fedavg()")
+
+
 def check_public(method: Method, federation: Federation) -> None:
     reading = [phase for phase in method.phases if "public" in phase.reads.source]
     if reading and not len(federation.public):

@@ -15,6 +15,8 @@ from feddkd.rounds.evaluation_phases import Sample
 from feddkd.rounds.job_checks import (
     check_batches,
     check_classes,
+    check_computes,
+    check_models_left,
     check_public,
     warn_of_nothing_private,
 )
@@ -41,10 +43,12 @@ class Begun(NamedTuple):
 def begin(job: Job, device: torch.device) -> Begun:
     """Return a job before its first round; raise an InputError if its parts do not fit together."""
     task = job.model.task
+    check_computes(job.method)
     job.method.check_order()
     job.method.check_task(task)
     if job.diagnostics:
         check_offers(task, frozenset({"classes"}), "diagnostics")
+        check_models_left(job.method)
     job.tolerance.availability.check(job.method.fitted(job.model), job.clients)
     job.attack.check_fits(job.method, task, job.clients)
     job.selection.check_fits(job.method, job.clients, job.cohort_size)

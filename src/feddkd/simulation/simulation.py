@@ -163,11 +163,14 @@ class Simulation:
             yield [{**row, **self._success(run)} for run, row in zip(self.going, rows, strict=True)]
 
     def _success(self, run: Run) -> dict[str, float]:
-        """Return the success rate of the attack on a run's model, if the attack has an aim."""
-        if not self.begun.aims:
+        """Return the success rate of the attack on a run's model, if the attack has an aim and the
+        round is evaluated.
+        """
+        rule = self.job.judging
+        if not self.begun.aims or not rule.is_due(self.round, self.job.rounds):
             return {}
         engine = self._serial(self.begun.aims)
-        return success(engine, run, self.job.protocol, self.begun.sample)
+        return success(engine, run, self.job.protocol, self.begun.sample, rule)
 
     @property
     def going(self) -> list[Run]:
@@ -197,7 +200,8 @@ class Simulation:
             return {}
         states = [(run.index, run.state) for run in self.going]
         classes = self.begun.federations[0].classes
-        matrices = confusions(self._quiet_engine(), states, self.job.protocol, classes)
+        rule, protocol = self.job.judging, self.job.protocol
+        matrices = confusions(self._quiet_engine(), states, protocol, classes, rule)
         return {run: matrix for (run, _), matrix in zip(states, matrices, strict=True)}
 
     def _quiet_engine(self) -> Engine:

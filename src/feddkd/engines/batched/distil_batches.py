@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from feddkd.engines.batched.folds import Shapes, shapes, stacked
+from feddkd.engines.batched.folds import Shapes, shapes, stacked_memos
 from feddkd.engines.batched.lanes import BatchTable, Lane, Store
 from feddkd.engines.client import client_weights
 from feddkd.engines.interface import Order
@@ -115,7 +115,7 @@ def _distil_round(
             lanes += [run.lanes[position] for position in group]
             weights += [run.weights[position] for position in group]
         shape = len(runs), len(groups[0])
-        memos = stacked([memo_of(orders[lane.order].run, lane.client) for lane in lanes])
+        memos = stacked_memos([memo_of(orders[lane.order].run, lane.client) for lane in lanes])
         memo = {
             group: {name: t.reshape(*shape, *t.shape[1:]) for name, t in tensors.items()}
             for group, tensors in memos.items()

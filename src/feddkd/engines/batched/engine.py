@@ -21,6 +21,7 @@ from feddkd.engines.batched.folds import (
     shapes,
     split_lanes,
     stacked,
+    stacked_memos,
     take_lanes,
 )
 from feddkd.engines.batched.gradients import Gradients
@@ -172,9 +173,7 @@ class Batched(LocalEngine):
         sents = [orders[lane.order].sent for lane in lanes]
         sent = sents[0] if shared else stacked(sents)
         memos = [self._memo_for(exchange.phase, orders[lane.order], lane.client) for lane in lanes]
-        # in an evaluation only some clients may hold a teacher, for example
-        common = set.intersection(*(set(memo) for memo in memos))
-        memo = stacked([{group: memo[group] for group in common} for memo in memos])
+        memo = stacked_memos(memos)
         carry = self._started(client, sent, memo, shared, len(lanes))
         table = BatchTable.of(lanes, self.dtype, self.device)
         phase = exchange.phase

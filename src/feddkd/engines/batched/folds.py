@@ -79,6 +79,15 @@ def stacked(lanes: list[Groups]) -> Groups:
     }
 
 
+def stacked_memos(memos: list[Groups]) -> Groups:
+    """Return the groups that all memos hold, stacked.
+
+    Some clients may hold more: a teacher, or a model that was tuned for an evaluation.
+    """
+    common = set.intersection(*map(set, memos))
+    return stacked([{group: memo[group] for group in common} for memo in memos])
+
+
 def lanes_in(groups: Groups) -> int:
     """Return the number of lanes of stacked groups."""
     return next(len(tensor) for tensors in groups.values() for tensor in tensors.values())
