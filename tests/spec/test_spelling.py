@@ -122,9 +122,9 @@ def test_a_composed_method_is_spelled_by_its_parts(parts: list[tuple[str, dict[s
     for name, options in parts[1:]:
         try:
             made = made | METHODS[name](**options)
-        except InputError as error:  # dkd has no shared model to teach beside feddistill, and a
-            # client is judged by one personal model
-            refusals = ("whole models stay with the clients", "personal model", "whole model of")
+        except InputError as error:  # dkd has no shared model to teach beside feddistill; a
+            # client is judged by one personal model; some uploads cannot be compressed
+            refusals = ("whole models stay", "personal model", "whole model of", "compress")
             assume(not any(words in str(error) for words in refusals))
             raise
     assert parse(str(made)) == made
