@@ -25,6 +25,7 @@ from feddkd.rounds.costs import Costs
 from feddkd.rounds.demands import check_demands
 from feddkd.rounds.evaluation import Protocol, confusions
 from feddkd.rounds.evaluation_phases import Sample
+from feddkd.rounds.example_groups import GroupMeasure
 from feddkd.rounds.job_checks import (
     check_batches,
     check_classes,
@@ -118,8 +119,19 @@ class Simulation:
         self.engine = open_engine(
             engine, self.model, self.begun.federations, self.begun.memos, job.dtype, options or {}
         )
+        self._by_group = GroupMeasure(
+            self.model,
+            self.begun.federations,
+            self.begun.memos,
+            job.dtype,
+            job.protocol,
+            job.metrics,
+            self.begun.sample,
+            job.judging,
+        )
         try:
             self._check()
+            self._by_group.check(self.engine)
             self._restore(resume)
         except BaseException:
             self.close()
@@ -218,6 +230,7 @@ class Simulation:
             tolerance=job.tolerance,
             judging=job.judging,
             selection=job.selection,
+            by_group=self._by_group,
         ):
             self.round = rows[0]["round"]
             yield [{**row, **self._success(run)} for run, row in zip(self.going, rows, strict=True)]
