@@ -239,7 +239,7 @@ MUTANTS = [
            "put(folder /", "(lambda *_: None)(folder /", SECURE),
     Mutant("keys that no hospital has signed are taken", "flower/client_masking.py",
            "if node.peers is not None:", "if False:", MASKS),
-    Mutant("noise on nodes follows from the seed", "simulation.py",
+    Mutant("noise on nodes follows from the seed", "simulation/simulation.py",
            "if self.engine.remote:  # its clients are sent the seed", "if False:", FLOWER),
     Mutant("secrets are revealed for too few survivors", "flower/client_masking.py",
            "if len(wanted) < secrets.threshold:", "if False:", MASKS),

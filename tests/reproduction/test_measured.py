@@ -76,7 +76,8 @@ def test_a_page_has_the_numbers_of_its_record(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "record"), [("flower", "flower-table"), ("federation", "federation")]
+    ("name", "record"),
+    [("flower", "flower-table"), ("federation", "federation"), ("tasks", "tasks-table")],
 )
 def test_the_page_in_the_docs_is_what_its_record_says(name: str, record: str) -> None:
     path, found = ROOT / "docs" / f"{record}.json", script(name)

@@ -150,3 +150,11 @@ def test_a_file_without_one_experiment_with_dkd_is_refused(
     done = feddkd("controls", str(path), "--out", str(tmp_path / "out.toml"))
     assert (done.status, says in done.err, done.err.count("\n")) == (2, True, 1)
     assert not (tmp_path / "out.toml").exists()
+
+
+def test_the_demo_has_controls_though_it_has_some_already(tmp_path: Path, feddkd: Feddkd) -> None:
+    demo = Path(__file__).parents[2] / "examples" / "demo.toml"
+    done = feddkd("controls", str(demo), "--out", str(tmp_path / "out.toml"))
+    assert done.status == 0
+    written = {one.digest for one in load(tmp_path / "out.toml")}
+    assert {one.digest for one in load(demo) if "prox" not in one.method} <= written

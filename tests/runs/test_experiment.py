@@ -61,6 +61,8 @@ OTHER: list[dict[str, Any]] = [
     {"shuffle": "distillation"},
     {"task": "multilabel"},
     {"client_tests": "own"},
+    {"evaluate_every": 2},
+    {"evaluate_clients": 5},
 ]
 
 

@@ -70,8 +70,9 @@ clients, counted, with the teachers' forward passes; bytes of all clients. Best:
 says; last: in the last round. Mean ± population standard deviation, in %.
 
 d is Cohen's d of the paired differences, with its 95 % interval. p is the paired t-test's, corrected
-for the number of rows by Holm's method. The verdict is *level* where p is 0.05 or more: that does
-not show that two methods are equal; the interval says how far apart they may be."""
+for the number of rows by Holm's method. Where p is 0.05 or more, the verdict is *level* if the
+interval of the difference lies within two points on both sides, and else *undecided*."""
+MARGIN = 2.0  # points
 
 
 def costs(folder: Path | None) -> dict[str, dict[str, dict[str, float]]]:
@@ -149,7 +150,6 @@ def _tests(comparison: Comparison) -> Iterator[list[str]]:
 def _test(cell: Cell, test: Paired, lead: dict[int, float], chance: float | None) -> list[str]:
     gap, ours = test.difference, cell.by_seed
     effect = effect_size([lead[seed] - ours[seed] for seed in sorted(lead.keys() & ours.keys())])
-    side = "ahead" if gap.mean > 0 else "behind"
     return [
         cell.place.method,
         str(gap.n),
@@ -159,8 +159,17 @@ def _test(cell: Cell, test: Paired, lead: dict[int, float], chance: float | None
         "-" if effect is None else f"{effect[0]:+.2f}",
         "-" if effect is None else f"{effect[1]:+.2f} to {effect[2]:+.2f}",
         "-" if chance is None else f"{chance:.2g}",
-        "too few seeds" if chance is None else (side if chance < 0.05 else "level"),
+        _verdict(test, chance),
     ]
+
+
+def _verdict(test: Paired, chance: float | None) -> str:
+    gap = test.difference
+    if chance is None or gap.low is None or gap.high is None:
+        return "too few seeds"
+    if chance < 0.05:
+        return "ahead" if gap.mean > 0 else "behind"
+    return "level" if gap.low > -MARGIN and gap.high < MARGIN else "undecided"
 
 
 MECHANISM = """L1' is the divergence of the clients' models from the labels, L2' that of the shared

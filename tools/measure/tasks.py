@@ -1,4 +1,4 @@
-"""Run the examples of all tasks and write their tables: docs/tasks-table.md, from docs/tasks.json.
+"""Run the examples of all tasks and write their tables: docs/tasks-table.md, from docs/tasks-table.json.
 
     python tools/measure/tasks.py [--runs build/tasks]
 
@@ -48,7 +48,7 @@ def page(tables: list[dict[str, Any]]) -> str:
         "# Every task, side by side\n\nFedDKD, FedAvg, local training alone and centralised training"
         " on one small example of each [task](tasks.md), three seeds, on a CPU. These are examples of"
         " how to run a task, too small to compare methods by. `python tools/measure/tasks.py` writes"
-        " this page from docs/tasks.json.\n"
+        " this page from docs/tasks-table.json.\n"
     ]
     for table in tables:
         rule = ["---"] * len(table["heads"])
@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("build/tasks"))
     runs = parser.parse_args().runs
     tables = [measured(title, runs) for title in TABLES]
-    (DOCS / "tasks.json").write_text(json.dumps(tables, indent=1, ensure_ascii=False) + "\n")
+    (DOCS / "tasks-table.json").write_text(json.dumps(tables, indent=1, ensure_ascii=False) + "\n")
     (DOCS / "tasks-table.md").write_text(page(tables))
 
 

@@ -30,7 +30,8 @@ def load(path: Path, settings: Sequence[str] = ()) -> list[Experiment]:
     except OSError as error:
         raise InputError(f"cannot read the experiment {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not in UTF-8 (byte {error.start}); save it as UTF-8") from None
+        reason = f"it is not in UTF-8 (byte {error.start}); save it as UTF-8"
+        raise InputError(f"cannot read the experiment {path}: {reason}") from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not TOML: {error}") from None
     try:

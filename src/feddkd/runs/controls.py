@@ -61,8 +61,9 @@ def controls(experiment: Experiment, folder: Path | None) -> list[Control]:
 
 
 def has_dkd(experiment: Experiment) -> bool:
-    """Return True if DKD follows another method."""
-    return "dkd" in [call.name for call in experiment.parsed_method.calls[1:]]
+    """Return True if DKD follows another method, and is no control itself."""
+    after = (call for call in experiment.parsed_method.calls[1:] if call.name == "dkd")
+    return any(dict(call.complete)["teacher"] not in TEACHERS for call in after)
 
 
 def _without_dkd(

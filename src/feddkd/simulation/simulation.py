@@ -1,88 +1,28 @@
-"""A job on an engine. Every part of the package that simulates rounds does so by a `Simulation`."""
+"""`Simulation`: a job on an engine, which yields rows; snapshots to continue from."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
-import torch
-
-from feddkd.data.federation import Federation, together
+from feddkd.data.federation import Federation
 from feddkd.engines.interface import Engine, EngineFactory
-from feddkd.engines.memory import free_memory
 from feddkd.engines.select import find_device, open_engine
 from feddkd.engines.serial import Serial
 from feddkd.errors import InputError, RunError
-from feddkd.method import Method, World
+from feddkd.method import Method
 from feddkd.methods.aggregation import with_secret_noise
-from feddkd.models.functional import Model
-from feddkd.models.proof import FEW, prove
-from feddkd.rounds.attacks import NO_ATTACK, Attack
 from feddkd.rounds.attacks.success import success
-from feddkd.rounds.availability import Tolerance
 from feddkd.rounds.costs import Costs
-from feddkd.rounds.demands import check_demands
 from feddkd.rounds.evaluation import Protocol, confusions
-from feddkd.rounds.evaluation_phases import Sample
 from feddkd.rounds.example_groups import GroupMeasure
-from feddkd.rounds.job_checks import (
-    check_batches,
-    check_classes,
-    check_public,
-    warn_of_nothing_private,
-)
-from feddkd.rounds.judging import ALWAYS, Judging
-from feddkd.rounds.loop import PATIENT, Row, Run, cohort_size, play
-from feddkd.rounds.metrics import DEFAULT, Metric
+from feddkd.rounds.loop import Row, Run, play
 from feddkd.rounds.privacy import ledger
 from feddkd.rounds.remarks import remark_on_batches
-from feddkd.rounds.selection import UNIFORM, Selection
-from feddkd.rounds.selection.cohorts import opened
-from feddkd.tasks.task import check_offers
-from feddkd.tensors import Groups, Tensors, to
-from feddkd.trees import Tree, first_tensor, take, tensors_of
-
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
-
-
-class Start(NamedTuple):
-    """The start of one run: its seed, its data and its first weights."""
-
-    seed: int
-    federation: Federation
-    params: Tensors
-    buffers: Tensors
-
-
-@dataclass(frozen=True)
-class Job:
-    """One method on one network, with one or more runs (seeds) in lock-step."""
-
-    model: Model
-    method: Method
-    starts: Sequence[Start]
-    dtype: torch.dtype = torch.float32
-    rounds: int = 1
-    cohort: int | float = 1.0
-    protocol: Protocol = Protocol.GLOBAL
-    metrics: Sequence[Metric] = DEFAULT
-    tolerance: Tolerance = PATIENT
-    judging: Judging = ALWAYS
-    diagnostics: bool = False
-    selection: Selection = UNIFORM
-    attack: Attack = NO_ATTACK  # `method` must be attack.on(method)
-    delta: float | None = None  # goes with the epsilon that methods with noise report
-
-    @property
-    def clients(self) -> int:
-        """The number of clients, K."""
-        return len(self.starts[0].federation.train)
-
-    @property
-    def cohort_size(self) -> int:
-        """The number of clients in a cohort, m; raises an InputError if there are too few."""
-        return cohort_size(self.cohort, self.clients, self.tolerance.min_clients)
+from feddkd.simulation.begin import begin
+from feddkd.simulation.job import Job
+from feddkd.tensors import Groups
 
 
 @dataclass(frozen=True)
@@ -286,102 +226,3 @@ class Simulation:
         for run in self.going:
             plain.restore(run.index, self.engine.memos_of(run.index))
         return plain
-
-
-class Begun(NamedTuple):
-    """A job before its first round, on a device."""
-
-    model: Model  # compared with the network: both compute the same
-    federations: list[Federation]
-    runs: list[Run]
-    memos: list[Groups]  # the first memo of the clients, for each run
-    sample: Sample  # what one example's output and target look like
-    malicious: list[Mapping[int, Groups]]  # the first memos that differ from these
-    aims: list[Federation]  # their test examples call for what the attack aims at, if at anything
-
-
-def begin(job: Job, device: torch.device) -> Begun:
-    """Return a job before its first round; raise an InputError if its parts do not fit together."""
-    task = job.model.task
-    job.method.check_order()
-    job.method.check_task(task)
-    if job.diagnostics:
-        check_offers(task, frozenset({"classes"}), "diagnostics")
-    job.tolerance.availability.check(job.method.fitted(job.model), job.clients)
-    job.attack.check_fits(job.method, task, job.clients)
-    job.selection.check_fits(job.method, job.clients, job.cohort_size)
-    federations = together(
-        [
-            job.attack.federation(start.federation, start.seed).to(device).for_task(task, job.dtype)
-            for start in job.starts
-        ]
-    )
-    model, runs, memos = job.model.on(device, job.dtype), list[Run](), list[Groups]()
-    malicious = list[Mapping[int, Groups]]()
-    for index, (start, federation) in enumerate(zip(job.starts, federations, strict=True)):
-        params, buffers = (to(group, device, job.dtype) for group in (start.params, start.buffers))
-        if index == 0:
-            federation.transform.check(federation.x)
-            tried = federation.transform(_few(federation.x), job.dtype)
-            model = prove(model, params, buffers, tried)
-        sample = _check_fit(model, params, buffers, federation, job)
-        check_public(job.method, federation)
-        check_batches(model, params, buffers, federation, job.method, job.dtype)
-        warn_of_nothing_private(model, job.method)
-        world = World(
-            ("method", start.seed),
-            len(federation.train),
-            federation.classes,
-            len(federation.public),
-            sample.output.shape[1:].numel(),
-            tuple(sample.output.shape[1:]),
-        )
-        state, memo = job.method.start(model, params, buffers, world)
-        validates, like = (
-            len(federation.validation) > 0,
-            next(iter(params.values()), torch.zeros(())),
-        )
-        check_demands(
-            job.method.fitted(model),
-            state["params"],
-            job.cohort_size,
-            federation.sizes,
-            free_memory(device),
-        )
-        state = {**state, **opened(job.selection, job.clients)}
-        runs.append(Run(index, start.seed, state, validates, empty=like.new_zeros(())))
-        memos.append(memo)
-        malicious.append(job.attack.first_memos(memo, job.clients, start.seed))
-    aims = job.attack.aims(federations)
-    return Begun(model, federations, runs, memos, sample, malicious, aims)
-
-
-def _few(x: Tree) -> Tree:
-    """Return a few examples to try a network on. Of tokens these contain the smallest and the
-    largest, which the network may not know.
-    """
-    extremes: list[int] = []
-    for tensor in tensors_of(x):
-        if tensor.dtype == torch.int64:
-            rows = tensor.flatten(1) if tensor.dim() > 1 else tensor[:, None]
-            extremes += [int(rows.amin(1).argmin()), int(rows.amax(1).argmax())]
-    count = min(max(FEW - len(extremes), 1), len(first_tensor(x)))
-    return take(x, [*extremes, *range(count)] if extremes else slice(FEW))
-
-
-def _check_fit(
-    model: Model, params: Tensors, buffers: Tensors, federation: Federation, job: Job
-) -> Sample:
-    """Return what one example's output and target look like; raise InputError if they do not fit
-    the task or the metrics. Only a call of the network shows its output.
-    """
-    x, key = federation.transform(take(federation.x, slice(FEW)), job.dtype), torch.tensor(0)
-    with torch.no_grad():
-        key = key.to(federation.device)
-        output = model(params, buffers, x, mode="eval", key=key).logits
-    if "classes" in model.task.offers and output.ndim == 2:
-        check_classes(output, federation.classes)
-    model.task.check_fit(federation.x, output, federation.y)
-    sample = Sample(output[:1].cpu(), take(federation.y, slice(1)), model.task)
-    sample.check(job.metrics)
-    return sample
