@@ -466,6 +466,8 @@ MUTANTS = [
            "alone.restore(0, held)", "pass", EXAMPLE_GROUPS),
     Mutant("the groups of a text's rows are those of other texts", "data/tables.py",
            "groups[read.rows[rows]]", "groups[rows % len(groups)]", EXAMPLE_GROUPS),
+    Mutant("the nodes of flower up get no Python file", "flower/deployment/local_federation.py",
+           "if self.network:", "if False:", ("tests/flower/test_files_of_up.py",)),
     Mutant("a control's labels are the teacher's output", "methods/teachers.py", 'if teacher == "labels":', "if False:", TEACHERS),
     Mutant("a shuffled client is its own teacher", "methods/teachers.py", ".roll(-1)", ".roll(0)", TEACHERS),
     Mutant("a control has the rounds of the experiment", "runs/controls.py",

@@ -1,7 +1,7 @@
 """Metrics of groups of test examples, such as those of one sex or one hospital.
 
-The examples of a group are a test set of their own, which the serial engine judges. So a group has
-every metric, on whatever engine the run is, and no other number of the run changes.
+Each group is a test set that the serial engine judges. So a group has every metric, on whatever
+engine the run is, and no other number of the run changes.
 """
 
 from collections.abc import Callable, Sequence
