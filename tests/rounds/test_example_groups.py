@@ -10,6 +10,7 @@ from torch import nn
 
 import feddkd
 from feddkd import Experiment, InputError, Result, simulate
+from feddkd.data.examples import Examples, from_arrays
 from feddkd.reports.tables import grid
 from feddkd.runs.loggers import numbers
 from feddkd.runs.record import find
@@ -176,6 +177,12 @@ def test_rows_of_tables_keep_their_groups_when_they_are_divided() -> None:
         assert part.group.tolist() == [
             "y" if "d" in each or "e" in each else "x" for each in letters
         ]
+
+
+def test_data_with_too_few_groups_are_refused() -> None:
+    part = Examples(*DATA[0], group=np.array(["a", "b"]))
+    with pytest.raises(InputError, match="10 examples need 10 groups"):
+        from_arrays(part, part)
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,8 @@ def examples(source: Any, class_labels: bool | None = True) -> Examples:
     """
     if isinstance(source, Examples):
         read = _checked(source.x, source.y, source.domain, class_labels)
+        if source.group is not None and source.group.shape != (len(read),):
+            raise InputError(f"{len(read)} examples need {len(read)} groups: {source.group.shape}")
         return replace(read, versions=source.versions, group=source.group)
     if is_pair(source) and _holds_examples(source):
         x, y = tree_of(source[0], "the examples"), tree_of(source[1], "the labels")
