@@ -337,7 +337,7 @@ MUTANTS = [
     Mutant("examples that are mixed in the gradient alone are overlooked", "models/coupling.py",
            "for part in (few, more)]", "for part in (few, few)]", PROOF),
     Mutant("a draw for the whole batch is overlooked", "models/coupling.py",
-           "not shape or shape[0] % len(first)", "shape is None", PROOF),
+           "not shape or shape[0] % count", "shape is None", PROOF),
     Mutant("what the functional form computes is not compared", "models/proof.py",
            "if not is_close(expected.logits, actual.logits):", "if False:", PROOF),
     Mutant("generators that move are not seen", "models/proof.py",

@@ -35,27 +35,29 @@ def couples_examples(
     as one that couples.
     """
     try:
-        if mode == "train" and _draws_for_the_batch(net, x):
-            return True
+        drawn = _drawn_shapes(net, x) if mode == "train" else []
     except Exception:
         return True
+    count = len(first_tensor(x))
+    if any(not shape or shape[0] % count for shape in drawn):  # not of single examples
+        return True
+    keys = KEYS if drawn else 1
     own_type = next(tensor.dtype for tensor in params.values())
     for dtype, tolerance in ((torch.float64, STRICT), (own_type, LOOSE)):
         try:
-            return not all(_trials(model, params, buffers, x, mode, dtype, tolerance))
+            return not all(_trials(model, params, buffers, x, mode, dtype, tolerance, keys))
         except Exception:  # some networks compute in one type only
             continue
     return True
 
 
-def _draws_for_the_batch(net: nn.Module, x: Tree) -> bool:
-    """Return whether the network draws numbers that do not belong to single examples."""
-    first = first_tensor(x)
+def _drawn_shapes(net: nn.Module, x: Tree) -> list[tuple[int, ...]]:
+    """Return the shapes of the random numbers that the network draws."""
     net.train()
-    with keyed(net, torch.tensor(0, device=first.device)) as draws:
+    with keyed(net, torch.tensor(0, device=first_tensor(x).device)) as draws:
         args, kwargs = arguments(map_tensors(Tensor.clone, x))
         net(*args, **kwargs)
-    return any(not shape or shape[0] % len(first) for shape in draws.shapes)
+    return draws.shapes
 
 
 def _trials(
@@ -66,6 +68,7 @@ def _trials(
     mode: Mode,
     dtype: torch.dtype,
     tolerance: float,
+    keys: int,
 ) -> Iterator[bool]:
     """Yield whether the network computes the same of a few examples, alone and before others."""
     first = first_tensor(x)
@@ -74,7 +77,7 @@ def _trials(
     half = len(first) // 2
     few, others = (_typed(take(x, part), dtype) for part in (slice(half, None), slice(half)))
     more = cat([few, others, *(map_tensors(partial(_scaled, by), few) for by in (FAR, -FAR))])
-    for number in range(KEYS if mode == "train" else 1):
+    for number in range(keys):
         key = torch.tensor(number, device=first.device)
         call = partial(model, buffers=buffers, mode=mode, key=key)
         yield _is_alike(call(params, x=few), call(params, x=more), tolerance)
