@@ -31,7 +31,7 @@ LEVELS = [
 ]
 # of methods/
 INFRASTRUCTURE = (
-    "local", "registry", "aggregation", "defences", "losses", "personal", "teachers",
+    "arrivals", "local", "registry", "aggregation", "defences", "losses", "personal", "teachers",
     "unit_matching",
 )  # fmt: skip
 LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}

@@ -34,6 +34,8 @@ OWN_NETWORKS = ("tests/models/test_own_networks.py",)
 KINDS = ("tests/models/test_network_kinds.py",)
 BASELINES = ("tests/methods/test_methods_baselines.py",)
 SHARPNESS = ("tests/methods/test_methods_sharpness.py",)
+ARRIVALS = ("tests/methods/test_methods_arrivals.py",)
+UNMIXING = ("tests/methods/test_methods_unmixing.py",)
 PERSONAL = ("tests/methods/test_methods_personal.py",)
 PROOF = ("tests/models/test_proof.py",)
 OWN_TESTS = ("tests/data/test_own_tests.py",)
@@ -434,6 +436,16 @@ MUTANTS = [
            'output.logits + model.apply_head', 'model.apply_head', PERSONAL),
     Mutant("FedProto's means are divided by the clients", 'methods/fedproto.py',
            'torch.where(known, count, 1)', 'torch.ones_like(count)', PERSONAL),
+    Mutant('ASO-Fed trains from the present model', 'methods/aso_fed.py',
+           '_row(state[table], client) for group, table', 'state[group] for group, table', ARRIVALS),
+    Mutant("ASO-Fed forgets the client's last gradient", 'methods/aso_fed.py',
+           'h, g: g - v + h', 'h, g: g + h', ARRIVALS),
+    Mutant('Mix2FLD unmixes to the other label', 'methods/mix2fld.py',
+           'q = lam / (2 * lam - 1)', 'q = (lam - 1) / (2 * lam - 1)', UNMIXING),
+    Mutant('Mix2FLD pairs mixed examples of one client', 'methods/mix2fld.py',
+           '(mirrored & (client[:, None] != client))', 'mirrored', UNMIXING),
+    Mutant('clients arrive in one order in all rounds', 'methods/arrivals.py',
+           '"round": ledger["round"] + 1', '"round": ledger["round"]', ARRIVALS),
     Mutant('FedAMP mixes unlike models most', 'methods/fedamp.py',
            'torch.exp(-torch', 'torch.exp(torch', PERSONAL),
     Mutant("FedLC's margins are those of frequent classes", 'methods/fedlc.py',

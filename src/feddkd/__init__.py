@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from feddkd.experiment import Experiment as Experiment
     from feddkd.methods import METHODS as METHODS
     from feddkd.methods import apfl as apfl
+    from feddkd.methods import aso_fed as aso_fed
     from feddkd.methods import astraea as astraea
     from feddkd.methods import centralised as centralised
     from feddkd.methods import data_sharing as data_sharing
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     from feddkd.methods import lg_fedavg as lg_fedavg
     from feddkd.methods import local_bn as local_bn
     from feddkd.methods import local_only as local_only
+    from feddkd.methods import mix2fld as mix2fld
     from feddkd.methods import mofedsam as mofedsam
     from feddkd.methods import moon as moon
     from feddkd.methods import parse as parse
@@ -92,15 +94,15 @@ _install_old_paths()
 
 __all__ = [
     "METHODS", "ClientError", "DivergedError", "Experiment", "InputError", "NobodyAnsweredError",
-    "Result", "Task", "__version__", "apfl", "astraea", "centralised", "data_sharing", "ditto",
-    "divide", "dkd", "fedacg", "fedadagrad", "fedadam", "fedala", "fedamp", "fedavg", "fedavgm",
-    "fedbabu", "fedbn", "fedcm", "feddecorr", "feddf", "feddistill", "feddistill_plus", "feddyn",
-    "feded", "fedexp", "fedfish", "fedgamma", "fedgen", "fedgkd", "fedlc", "fedlesam", "fedma",
-    "fedmax", "fednova", "fedntd", "fedper", "fedproto", "fedprox", "fedrep", "fedrod", "fedrs",
-    "fedsam", "fedsmoo", "fedspeed", "fedyogi", "fine_tune", "from_table", "functional",
-    "lg_fedavg", "load", "local_bn", "local_only", "mofedsam", "moon", "parse", "per_fedavg",
-    "pfedme", "private", "quantise", "redrawn", "run", "scaffold", "server_adagrad", "server_adam",
-    "server_momentum", "server_optimiser", "server_yogi", "simulate", "topk",
+    "Result", "Task", "__version__", "apfl", "aso_fed", "astraea", "centralised", "data_sharing",
+    "ditto", "divide", "dkd", "fedacg", "fedadagrad", "fedadam", "fedala", "fedamp", "fedavg",
+    "fedavgm", "fedbabu", "fedbn", "fedcm", "feddecorr", "feddf", "feddistill", "feddistill_plus",
+    "feddyn", "feded", "fedexp", "fedfish", "fedgamma", "fedgen", "fedgkd", "fedlc", "fedlesam",
+    "fedma", "fedmax", "fednova", "fedntd", "fedper", "fedproto", "fedprox", "fedrep", "fedrod",
+    "fedrs", "fedsam", "fedsmoo", "fedspeed", "fedyogi", "fine_tune", "from_table", "functional",
+    "lg_fedavg", "load", "local_bn", "local_only", "mix2fld", "mofedsam", "moon", "parse",
+    "per_fedavg", "pfedme", "private", "quantise", "redrawn", "run", "scaffold", "server_adagrad",
+    "server_adam", "server_momentum", "server_optimiser", "server_yogi", "simulate", "topk",
 ]  # fmt: skip
 # module -> the names that it has
 _PLACES = {

@@ -47,6 +47,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "fedavgm": {"server_momentum": 0.5},
     "fedadam": {"server_lr": 0.03},
     "fedyogi": {"server_lr": 0.03},
+    "mix2fld": {"server_steps": 300, "server_lr": 0.1},
     "pfedme": {"lr": 0.01, "inner_lr": 0.05},
     "per_fedavg": {"alpha": 0.05},
     "fedrep": {"head_epochs": 5},

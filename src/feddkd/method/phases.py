@@ -17,6 +17,7 @@ from feddkd.randomness import Key
 from feddkd.spec.schedules import ONCE, Repeat, Schedule
 from feddkd.tasks.task import Offer
 from feddkd.tensors import Groups, Tensors
+from feddkd.trees import Tree
 
 # Numbers that a client knows of the examples it reads: the mini-batches in an epoch, and the
 # examples of each class.
@@ -49,6 +50,7 @@ class World(NamedTuple):
     # a tensor with the dtype and the device of the run: the state has no tensors to take them from
     # where whole models are private
     like: Tensor = torch.zeros(())
+    example: Tree = torch.zeros(())  # the input of one example, without a first axis
 
 
 NOWHERE, NOTHING = World(), Reads(1, source="none")

@@ -1,6 +1,7 @@
 """Federated methods: one file per algorithm, with its client half and its server half."""
 
 from feddkd.methods.apfl import apfl as apfl
+from feddkd.methods.aso_fed import aso_fed as aso_fed
 from feddkd.methods.astraea import astraea as astraea
 from feddkd.methods.centralised import centralised as centralised
 from feddkd.methods.data_sharing import data_sharing as data_sharing
@@ -48,6 +49,7 @@ from feddkd.methods.fedspeed import fedspeed as fedspeed
 from feddkd.methods.fine_tuning import fine_tune as fine_tune
 from feddkd.methods.lg_fedavg import lg_fedavg as lg_fedavg
 from feddkd.methods.local_only import local_only as local_only
+from feddkd.methods.mix2fld import mix2fld as mix2fld
 from feddkd.methods.moon import moon as moon
 from feddkd.methods.per_fedavg import per_fedavg as per_fedavg
 from feddkd.methods.pfedme import pfedme as pfedme

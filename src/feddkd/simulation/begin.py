@@ -73,6 +73,7 @@ def begin(job: Job, device: torch.device) -> Begun:
             len(federation.public),
             sample.output.shape[1:].numel(),
             tuple(sample.output.shape[1:]),
+            example=take(federation.transform(take(federation.x, slice(1)), job.dtype), 0),
         )
         state, memo = job.method.start(model, params, buffers, world)
         validates, like = (
