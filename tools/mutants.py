@@ -39,6 +39,7 @@ UNMIXING = ("tests/methods/test_methods_unmixing.py",)
 PERSONAL = ("tests/methods/test_methods_personal.py",)
 PROOF = ("tests/models/test_proof.py",)
 OWN_TESTS = ("tests/data/test_own_tests.py",)
+EXAMPLE_GROUPS = ("tests/rounds/test_example_groups.py",)
 TABLES = ("tests/data/test_tables.py",)
 VERSIONS = ("tests/data/test_versions.py",)
 DOWNLOADS = ("tests/data/test_downloads.py",)
@@ -469,6 +470,16 @@ MUTANTS = [
            "nn.Flatten(),\n        nn.Dropout(0.1)", "nn.Flatten(),\n        nn.Dropout(0.5)", JOBS),
     Mutant("the mean over domains pools their examples", "rounds/evaluation.py",
            "if protocol is not Protocol.CLIENT_MEAN:\n        return metric", "if True:\n        return metric", JOBS),
+    Mutant("a group is measured on the examples of all groups", "rounds/example_groups.py",
+           "groups[indices] == name", 'groups[indices] != ""', EXAMPLE_GROUPS),
+    Mutant("clients without an example of a group are asked, too", "rounds/example_groups.py",
+           " or len(parts[k])", " or True", EXAMPLE_GROUPS),
+    Mutant("groups are measured on the clients' first models", "rounds/example_groups.py",
+           "alone.restore(0, held)", "pass", EXAMPLE_GROUPS),
+    Mutant("the groups of a text's rows are those of other texts", "data/tables.py",
+           "groups[read.rows[rows]]", "groups[rows % len(groups)]", EXAMPLE_GROUPS),
+    Mutant("the nodes of flower up get no Python file", "flower/deployment/local_federation.py",
+           "if self.network:", "if False:", ("tests/flower/test_files_of_up.py",)),
     Mutant("a control's labels are the teacher's output", "methods/teachers.py", 'if teacher == "labels":', "if False:", TEACHERS),
     Mutant("a shuffled client is its own teacher", "methods/teachers.py", ".roll(-1)", ".roll(0)", TEACHERS),
     Mutant("a control has the rounds of the experiment", "runs/controls.py",

@@ -1,9 +1,12 @@
 """Data in memory that `simulate` takes: divided by the user, or by a partition."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
+
+import numpy as np
 
 from feddkd.data import division
 from feddkd.data.conversion import has_axes, in_words, is_data_set, is_pair, joined
@@ -17,6 +20,7 @@ from feddkd.errors import InputError
 from feddkd.experiment.description import Fraction
 from feddkd.spec.types import Count, Whole, checked
 from feddkd.tasks.task import Task
+from feddkd.trees import first_tensor
 
 
 def divide(
@@ -104,6 +108,26 @@ def gathered(
         rest.get("public"),
         parts[ends[0] : ends[1]],
     )
+
+
+def with_groups(federation: Federation, groups: Any) -> Federation:
+    """Return the federation with the groups of its test examples that a user passes."""
+    if groups is None:
+        return federation
+    own = federation.own_test
+    lists = [federation.test] if own is None else list(own)
+    try:
+        parts = [groups] if own is None else groups
+        named = [np.array([str(name) for name in np.asarray(part).tolist()]) for part in parts]
+    except (TypeError, ValueError):
+        raise InputError(f"groups must be a list of names or numbers, not {groups!r}") from None
+    wanted = [len(indices) for indices in lists]
+    if (given := [len(part) for part in named]) != wanted:
+        whose = "of the test examples" if own is None else "of the clients' test examples"
+        raise InputError(f"groups has the lengths {given}, and those {whose} are {wanted}")
+    whole = np.full(len(first_tensor(federation.y)), "", dtype=object)
+    whole[np.concatenate(lists)] = np.concatenate(named)
+    return replace(federation, groups=whole.astype(str))
 
 
 def _read_together(

@@ -108,7 +108,7 @@ def _difference(before: str, now: str) -> tuple[str, str]:
 
 def _identity(manifest: Any) -> dict[str, Any]:
     """Return what must be the same for a record to be continued."""
-    more = {key: manifest.get(key) for key in ("weights", "constants")}
+    more = {key: manifest.get(key) for key in ("weights", "constants", "groups")}
     return {**manifest["canonical"], **more}
 
 

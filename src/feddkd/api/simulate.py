@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from feddkd.api.divided import gathered
+from feddkd.api.divided import gathered, with_groups
 from feddkd.api.progress import RoundBars
 from feddkd.api.recorded import Outcome, outcome_of, simulate_recorded
 from feddkd.api.result import Result
@@ -57,6 +57,7 @@ def simulate(
     task: str | Task = "classification",
     evaluate_every: int = 1,
     evaluate_clients: int | float = 1.0,
+    groups: Any = None,
     diagnostics: bool = False,
     delta: float | None = None,
     availability: str | Availability = "always()",
@@ -100,6 +101,9 @@ def simulate(
         evaluate_every: Of this many rounds one is evaluated; the first and the last always are.
         evaluate_clients: How many clients are evaluated, or which share of them, where
             `evaluation` is one of clients: the same clients in all rounds.
+        groups: The name or the number of the group of each test example; with `client_tests` a list
+            of such lists, one for each client. An empty name is no group. Rows then also have
+            the metrics of each group.
         diagnostics: Add the theory's quantities (L1', L2', update norms, ...) to every row.
         delta: The delta of the epsilon that methods with noise report; 1 / (10 K) by default.
         availability: Which clients do not answer: "random(drop=0.1, late=0.05)",
@@ -131,6 +135,7 @@ def simulate(
         raise InputError(f"out must be the path of a folder, not {type(out).__name__}")
     learned = find_task(task)
     federation = gathered(clients, test, client_tests, validation, public, learned)
+    federation = with_groups(federation, groups)
     chosen, seed = find_attack(attack).on(_method(method)), checked(seed, Whole, "seed")
     network = _network(model, seed)
     network = network if initial is None else with_initial(network, initial)

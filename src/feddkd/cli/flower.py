@@ -1,5 +1,6 @@
 """feddkd flower: experiments on a federation of Flower nodes."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +17,8 @@ from feddkd.cli.flower_runs import (
 )
 from feddkd.cli.run_options import with_options
 from feddkd.errors import InputError
-from feddkd.experiment import load
+from feddkd.experiment import Experiment, load
+from feddkd.spec.python_file import names_file, read_file_function
 
 flower_app = typer.Typer(
     no_args_is_help=True,
@@ -51,12 +53,30 @@ def up(
     if nodes > few:
         raise InputError(f"{nodes} nodes are more than the {few} clients")
     options.check(experiments)
+    network = _file_for_nodes(experiments)
     with using_flower():
         from feddkd.flower.deployment.local_federation import deployed
 
         data = None if options.data is None else options.data.resolve()
-        with deployed(nodes, data, options.secure) as deployment:
+        with deployed(nodes, data, options.secure, network=network) as deployment:
             run_on_nodes(deployment.link, experiments, options, join, deployment.wait)
+
+
+def _file_for_nodes(experiments: Sequence[Experiment]) -> Path | None:
+    """Return the Python file with the network or the task, which the nodes may run.
+
+    Raise InputError if there are several files, or one with data.
+    """
+    if wrong := next((e.data for e in experiments if names_file(e.data)), None):
+        raise InputError(
+            f"data {wrong!r} are in a Python file, and `flower up` gives nodes none: use a data"
+            " source, or `flower server` and nodes with --load"
+        )
+    named = [("network", e.model) for e in experiments] + [("task", e.task) for e in experiments]
+    files = {read_file_function(*one).path.resolve() for one in named if names_file(one[1])}
+    if len(files) > 1:
+        raise InputError("a node runs one Python file: put network and task in the same one")
+    return next(iter(files), None)
 
 
 @flower_app.command("server")

@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from feddkd.data.batches import Indices
-from feddkd.data.examples import Data, Examples
+from feddkd.data.examples import Data, Examples, Words
 from feddkd.data.federation import Federation
 from feddkd.data.index_lists import IndexLists
 from feddkd.data.partitions.changes import Change, Part, apply_changes
@@ -83,6 +83,7 @@ def divide(
         test=np.arange(len(data.test)) + offset,
         public=common,
         own_validation=_own_validation(data, held_out, split),
+        groups=_groups(data),
     )
     if partition.changes:
         _check_changes(data, partition.changes)
@@ -157,6 +158,15 @@ def _in_shares(kinds: Indices, validation: Indices, wanted: Indices, client: int
     scale = min(len(group) / count for group, count in filled)
     chosen = [group[: max(1, round(scale * count))] for group, count in filled]
     return np.sort(np.concatenate(chosen))
+
+
+def _groups(data: Data) -> Words | None:
+    """Return the name of the group of each example in the store, None if no example has one."""
+    parts = (data.train, data.test)
+    if all(part.group is None for part in parts):
+        return None
+    named = [np.full(len(p), "") if p.group is None else p.group for p in parts]
+    return np.concatenate(named)
 
 
 def _strata(part: Examples, data: Data) -> Indices:

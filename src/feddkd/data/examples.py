@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -33,6 +34,7 @@ from feddkd.trees import (
 )
 
 MOST_CLASSES = 100_000  # a larger label is a mistake, such as a pixel or an identity number
+Words = npt.NDArray[np.str_]
 WHOLE = (torch.int8, torch.int16, torch.int32, torch.int64)
 
 
@@ -46,6 +48,8 @@ class Examples:
     y: Tree  # class labels: (N,), int64. Other targets: int64 or floating point, of any shape
     domain: Tensor | None = None  # (N,), int64
     versions: int = 0  # of each example, along the second axis of x; 0: it has no such axis
+    # the name of the group of each example, (N,): metrics are also those of each group of tests
+    group: Words | None = None
 
     def __len__(self) -> int:
         return len(first_tensor(self.y))
@@ -89,6 +93,8 @@ class Data:
             for name, tensor in (*named[0], *named[1], *domain.items()):
                 digest.update(f"{name}{tuple(tensor.shape)} {tensor.dtype};".encode())
                 digest.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+            if part.group is not None:
+                digest.update(repr(part.group.tolist()).encode())
         return digest.hexdigest()
 
 
@@ -102,7 +108,9 @@ def examples(source: Any, class_labels: bool | None = True) -> Examples:
     """
     if isinstance(source, Examples):
         read = _checked(source.x, source.y, source.domain, class_labels)
-        return replace(read, versions=source.versions)
+        if source.group is not None and source.group.shape != (len(read),):
+            raise InputError(f"{len(read)} examples need {len(read)} groups: {source.group.shape}")
+        return replace(read, versions=source.versions, group=source.group)
     if is_pair(source) and _holds_examples(source):
         x, y = tree_of(source[0], "the examples"), tree_of(source[1], "the labels")
         return _checked(x, y, None, class_labels)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from feddkd.data.batches import Indices, Source
-from feddkd.data.examples import Examples, alike
+from feddkd.data.examples import Examples, Words, alike
 from feddkd.data.index_lists import IndexLists
 from feddkd.data.transforms import Transform
 from feddkd.errors import InputError
@@ -53,6 +53,8 @@ class Federation:
     own_validation: Sequence[Indices] | None = None
     # how many positions of each example in the store count in means; None: one in each
     units: Indices | None = None
+    # the name of the group of each example in the store, which is empty without one; None: of none
+    groups: Words | None = None
 
     @property
     def device(self) -> torch.device:

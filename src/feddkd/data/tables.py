@@ -10,7 +10,7 @@ import torch
 from feddkd.data.batches import Indices
 from feddkd.data.columns import DataColumn, chosen_names, columns_of, read_column
 from feddkd.data.division import stratified
-from feddkd.data.examples import Data, Examples, from_arrays
+from feddkd.data.examples import Data, Examples, Words, from_arrays
 from feddkd.data.text import encoded, next_characters, vocabulary
 from feddkd.errors import InputError
 from feddkd.trees import Tree, take
@@ -38,6 +38,7 @@ def from_table(
     x: Names | None = None,
     y: Names | None = None,
     owner: str | None = None,
+    group: str | None = None,
     targets: Targets = "auto",
     standardise: bool = True,
     length: int = 80,
@@ -55,6 +56,8 @@ def from_table(
             texts, and the target of a character is the one that follows it (task `language`).
         owner: The column that says to whom a row belongs: partition = "owners()" makes a client of
             each.
+        group: The column that names the group of a row. Metrics are also those of each group of
+            test rows. It is no input, unless x names it.
         targets: "classes": the values of y are names of classes, whatever they are. "numbers": they
             are numbers. "auto": numbers if they have fractions, and classes otherwise.
         standardise: Scale each column of a matrix to mean 0 and deviation 1 of the training rows.
@@ -65,20 +68,23 @@ def from_table(
     """
     tables = [train] if isinstance(test, float) else [train, test]
     sizes = [_count(table) for table in tables]
-    read = _read(tables, x, y, owner, targets, length)
+    inputs = _input_names(tables[0], x, y, owner, group)
+    read = _read(tables, inputs, y, targets, length)
     owners, domains = _owners(tables, owner)
+    groups = _words(tables, group, "groups") if group else None
     domain = owners[read.rows]
     if isinstance(test, float):
         tested, trained = split_rows(_groups(read, domain), test)
     else:
         tested = np.flatnonzero(read.rows >= sizes[0])
         trained = np.flatnonzero(read.rows < sizes[0])
-    inputs = _standardised(read.x, trained) if standardise and read.matrix else read.x
+    scaled = _standardised(read.x, trained) if standardise and read.matrix else read.x
 
     def part(rows: Indices) -> Examples:
         at = torch.from_numpy(rows)
         whose = torch.from_numpy(domain[rows]) if owner else None
-        return Examples(take(inputs, at), take(read.y, at), whose)
+        named = None if groups is None else groups[read.rows[rows]]
+        return Examples(take(scaled, at), take(read.y, at), whose, group=named)
 
     return from_arrays(
         part(trained),
@@ -130,17 +136,20 @@ def _count(table: Any) -> int:
     return counts.pop()
 
 
+def _input_names(
+    table: Any, x: Names | None, y: Names | None, owner: str | None, group: str | None
+) -> list[str]:
+    """Return the columns of inputs; by default all that have no other use."""
+    if x is not None:
+        return chosen_names(x, "x")
+    used = (*(chosen_names(y, "y") if y is not None else ()), owner, group)
+    return [name for name in columns_of(table) if name not in used]
+
+
 def _read(
-    tables: Sequence[Any],
-    x: Names | None,
-    y: Names | None,
-    owner: str | None,
-    targets: Targets,
-    length: int,
+    tables: Sequence[Any], inputs: Sequence[str], y: Names | None, targets: Targets, length: int
 ) -> _Read:
     goals = chosen_names(y, "y") if y is not None else []
-    left = [name for name in columns_of(tables[0]) if name not in (*goals, owner)]
-    inputs = left if x is None else chosen_names(x, "x")
     columns = [_joined(tables, name) for name in inputs]
     text = columns[0].values.tolist() if len(columns) == 1 and columns[0].textual else None
     if not goals and text is None:
@@ -210,10 +219,15 @@ def _owners(tables: Sequence[Any], owner: str | None) -> tuple[Indices, tuple[st
     """Return the number of the owner of each row, and the owners' names."""
     if owner is None:
         return np.zeros(sum(map(_count, tables)), np.int64), ()
-    column = _joined(tables, owner)
+    return numbered(_words(tables, owner, "owners").tolist())
+
+
+def _words(tables: Sequence[Any], name: str, what: str) -> Words:
+    """Return a column of owners or groups as texts."""
+    column = _joined(tables, name)
     if not column.numeric and not column.textual:
-        raise InputError(f"column {owner!r} of owners must hold texts or whole numbers")
-    return numbered([str(value) for value in column.values.tolist()])
+        raise InputError(f"column {name!r} of {what} must hold texts or whole numbers")
+    return np.array([str(value) for value in column.values.tolist()])
 
 
 def _groups(read: _Read, domain: Indices) -> Indices:

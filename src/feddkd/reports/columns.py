@@ -17,7 +17,7 @@ from feddkd.runs.client_spread import client_spread
 from feddkd.runs.record import Record
 from feddkd.runs.summary import best_row, cost_of, last_judged, mean_and_std
 
-WORST = "worst 10 %"
+WORST, WORST_GROUP = "worst 10 %", "worst group"
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,14 @@ def metric_columns(records: Sequence[Record]) -> list[TableColumn]:
     """Return the columns of metrics: best, last and average of the headline, then the others."""
     first = headline_of(records)
     others = dict.fromkeys(metric for record in records for metric in shown_in(record.history[0]))
+    by_group = any(first.group_key in record.history[0] for record in records)
     by_client = any(first.client_key in record.history[0] for record in records)
     return [
         _metric_column(first, "best", first.test_key, best_row),
         _metric_column(first, "last", first.test_key, last_judged),
         _metric_column(first, "average", first.average_key, last_judged),
         *([_worst_column(first)] if by_client else []),
+        *([_worst_group_column(first)] if by_group else []),
         *(
             _metric_column(other, other.title, other.test_key, best_row, key="best")
             for other in others
@@ -74,6 +76,18 @@ def _worst_column(metric: Metric) -> TableColumn:
 
     show, key = partial(mean_text, metric=metric), metric.test_key
     return TableColumn(WORST, values, show, key, "worst_tenth", metric.scale, metric.digits)
+
+
+def _worst_group_column(metric: Metric) -> TableColumn:
+    """Return a column with the value of the worst group of test examples, at the best round."""
+
+    def values(family: Family) -> list[float]:
+        rows = [best_row(record.history).get(metric.group_key) or {} for record in family]
+        known = [[value for value in row.values() if value is not None] for row in rows]
+        return [min(values, key=metric.rank) for values in known if values]
+
+    show, key = partial(mean_text, metric=metric), metric.test_key
+    return TableColumn(WORST_GROUP, values, show, key, "worst_group", metric.scale, metric.digits)
 
 
 def _metric_column(

@@ -8,7 +8,7 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from feddkd.reports.columns import WORST, TableColumn, columns, metric_columns
+from feddkd.reports.columns import WORST, WORST_GROUP, TableColumn, columns, metric_columns
 from feddkd.reports.families import Family, families, headline_of, labels, target_of
 from feddkd.reports.statistics import Paired
 from feddkd.runs.record import Record
@@ -84,6 +84,8 @@ def caption(records: Sequence[Record]) -> list[str]:
         lines.append(f"{', '.join(others)}: at the round of best")
     if WORST in others:
         lines.append(f"{WORST}: mean over the tenth of the clients with the worst {metric.title}")
+    if WORST_GROUP in others:
+        lines.append(f"{WORST_GROUP}: the group of test examples with the worst {metric.title}")
     ends = [record.history[-1] for record in records]
     deltas: set[float] = {end["delta"] for end in ends if "delta" in end}
     if deltas:

@@ -15,6 +15,7 @@ class Judging:
 
     every: int = 1  # of this many rounds one is evaluated
     clients: int | float = 1.0  # how many clients are evaluated, or which share of them
+    among: frozenset[int] | None = None  # of those, only the ones that are in it; None: all
 
     def is_due(self, round: int, last: int) -> bool:
         """Return True if a round is evaluated, where `last` is the last one."""
@@ -22,6 +23,10 @@ class Judging:
 
     def chosen(self, clients: int) -> tuple[int, ...]:
         """Return the clients that are evaluated, in order."""
+        drawn = self._drawn(clients)
+        return tuple(k for k in drawn if self.among is None or k in self.among)
+
+    def _drawn(self, clients: int) -> tuple[int, ...]:
         wanted = self.clients if isinstance(self.clients, int) else round(self.clients * clients)
         if wanted >= clients:
             return tuple(range(clients))

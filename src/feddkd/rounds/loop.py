@@ -19,6 +19,7 @@ from feddkd.rounds.availability import Tolerance
 from feddkd.rounds.diagnostics import diagnose
 from feddkd.rounds.evaluation import Measured, Protocol, measure
 from feddkd.rounds.evaluation_phases import ONE_OF_TWO, Sample
+from feddkd.rounds.example_groups import ByGroup, no_groups
 from feddkd.rounds.exchange import Exchanges, prepare_order
 from feddkd.rounds.judging import ALWAYS, Judging
 from feddkd.rounds.metrics import DEFAULT, Metric
@@ -52,6 +53,7 @@ def play(
     tolerance: Tolerance = PATIENT,
     judging: Judging = ALWAYS,
     selection: Selection = UNIFORM,
+    by_group: ByGroup = no_groups,
 ) -> Iterator[list[Row]]:
     """Play the rounds `first` to `last` and yield for each round one row for each run. The states
     and costs of the runs are updated on the way.
@@ -68,6 +70,7 @@ def play(
         judging,
         last,
         protocol is not Protocol.GLOBAL,
+        by_group,
     )
     play_round = loop.round if tolerance.on_divergence == "continue" else loop.checked_round
     for t in range(first, last + 1):
@@ -98,6 +101,7 @@ class Loop:
     judging: Judging
     last: int  # the last round
     judges_clients: bool = False  # the clients' own models are judged, not the global one
+    by_group: ByGroup = no_groups
 
     @property
     def engine(self) -> Engine:
@@ -171,6 +175,8 @@ class Loop:
         if not self._is_judged(turns):
             return
         _enter(turns, f"{prefix}test", self.measure(states, source="test"))
+        for turn in [] if prefix else turns:
+            turn.row |= self.by_group(self.engine, turn.run)
         if all(turn.run.has_validation for turn in turns):
             _enter(turns, f"{prefix}validation", self.measure(states, source="validation"))
 

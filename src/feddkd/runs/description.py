@@ -122,12 +122,20 @@ def describe_job(job: Job, built: bool, target: float | str | None) -> RunDescri
         "data": {"name": "memory", "digest": data, "note": ""},
         "partition": {"digest": partition, "sizes": federation.sizes},
         "weights": weights,
+        **_groups(federation),
         **_network_facts(job.model),
         **_own_metrics(job.metrics),
     }
     classes = federation.classes if "labels" in job.model.task.offers else 0
     labels = [str(label) for label in range(classes)]
     return RunDescription(_digest(canonical), method, start.seed, labels, target, manifest)
+
+
+def _groups(federation: Federation) -> dict[str, str]:
+    """Return the digest of the examples' groups, if they have any."""
+    if federation.groups is None:
+        return {}
+    return {"groups": _digest({"groups": federation.groups.tolist()})}
 
 
 def _text_of(job: Job) -> str:

@@ -26,9 +26,15 @@ class Logger(Protocol):
 def numbers(row: Row) -> dict[str, float]:
     """Return the numbers of a row by name, and the gain of DKD over the plain average."""
     theory = {f"diagnostics/{name}": value for name, value in row.get("diagnostics", {}).items()}
+    groups = {
+        f"{key}/{name}": value
+        for key in row
+        if key.startswith("test_") and key.endswith("_by_group")
+        for name, value in row[key].items()
+    }
     found = {
         name: value
-        for name, value in {**row, **theory}.items()
+        for name, value in {**row, **theory, **groups}.items()
         if isinstance(value, int | float) and name != "round"
     }
     metric = headline([row])

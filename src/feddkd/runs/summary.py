@@ -35,8 +35,15 @@ def summarise(history: "Sequence[Row]", target: float | str | None = None) -> di
         **{cost: last[cost] for cost in COSTS},
         **{key: last[key] for key in ("epsilon", "delta") if key in last},
         **({"clients": spreads} if (spreads := client_spreads(best)) else {}),
+        **({"groups": groups} if (groups := _group_values(best)) else {}),
         "to_target": None if target is None else to_target(history, target),
     }
+
+
+def _group_values(row: "Row") -> dict[str, dict[str, float | None]]:
+    """Return the values of each metric that reports show on the groups of test examples."""
+    shown = {metric.name: row.get(metric.group_key) for metric in shown_in(row)}
+    return {name: values for name, values in shown.items() if values}
 
 
 def metric_keys(summary: Mapping[str, Any]) -> list[str]:

@@ -16,6 +16,7 @@ from feddkd.methods.aggregation import with_secret_noise
 from feddkd.rounds.attacks.success import success
 from feddkd.rounds.costs import Costs
 from feddkd.rounds.evaluation import Protocol, confusions
+from feddkd.rounds.example_groups import GroupMeasure
 from feddkd.rounds.loop import Row, Run, play
 from feddkd.rounds.privacy import ledger
 from feddkd.rounds.remarks import remark_on_batches
@@ -58,8 +59,19 @@ class Simulation:
         self.engine = open_engine(
             engine, self.model, self.begun.federations, self.begun.memos, job.dtype, options or {}
         )
+        self._by_group = GroupMeasure(
+            self.model,
+            self.begun.federations,
+            self.begun.memos,
+            job.dtype,
+            job.protocol,
+            job.metrics,
+            self.begun.sample,
+            job.judging,
+        )
         try:
             self._check()
+            self._by_group.check(self.engine)
             self._restore(resume)
         except BaseException:
             self.close()
@@ -158,6 +170,7 @@ class Simulation:
             tolerance=job.tolerance,
             judging=job.judging,
             selection=job.selection,
+            by_group=self._by_group,
         ):
             self.round = rows[0]["round"]
             yield [{**row, **self._success(run)} for run, row in zip(self.going, rows, strict=True)]

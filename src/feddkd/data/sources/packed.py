@@ -91,6 +91,7 @@ def _described(part: Examples) -> dict[str, Any]:
         "dtype": str(part.x.dtype),
         "y": part.y.tolist(),
         "domain": domain,
+        "group": None if part.group is None else part.group.tolist(),
     }
 
 
@@ -147,7 +148,13 @@ def _empty(described: dict[str, Any]) -> Examples:
     dtype = getattr(torch, described["dtype"].removeprefix("torch."))
     x, y = torch.zeros(described["shape"], dtype=dtype), torch.tensor(described["y"])
     domain = described["domain"]
-    return Examples(x, y, None if domain is None else torch.tensor(domain))
+    group = described.get("group")  # older copies have none
+    return Examples(
+        x,
+        y,
+        None if domain is None else torch.tensor(domain),
+        group=None if group is None else np.array(group),
+    )
 
 
 def _load(path: Path, sha256: str) -> dict[str, np.ndarray[Any, Any]]:

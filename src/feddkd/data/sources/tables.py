@@ -3,7 +3,7 @@
 import csv
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from feddkd.data.examples import Data
 from feddkd.data.sources.client_files import (
@@ -17,7 +17,7 @@ from feddkd.data.sources.own_files import Part, find_path
 from feddkd.data.sources.registry import SOURCES, Source
 from feddkd.data.tables import Targets, from_table
 from feddkd.errors import InputError
-from feddkd.spec.types import Count, Names
+from feddkd.spec.types import LATER, Count, Names
 
 
 @SOURCES.register
@@ -31,6 +31,7 @@ def table(
     targets: Targets = "auto",
     standardise: bool = True,
     length: Count = 80,
+    group: Annotated[str | None, LATER] = None,
 ) -> Source:
     """Your own table: a file or a folder.
 
@@ -38,8 +39,9 @@ def table(
     .json, or its folder with train/ and test/ (columns x, y, user); FedJAX's .sqlite (the owner is
     client_id); lines of text in a .txt, or in a folder of them (columns text, file). `x` and `y`
     name columns, with commas between them; `owner` is the column that says to whom a row belongs,
-    for partition = "owners()". The test set is the table `test_path`, the part "test" of a folder,
-    or a share `test` of every class and owner. The rest is as in `feddkd.from_table`.
+    for partition = "owners()", and `group` that of its group, for metrics of groups. The test set
+    is the table `test_path`, the part "test" of a folder, or a share `test` of every class and
+    owner. The rest is as in `feddkd.from_table`.
     """
 
     def load(root: Path | None) -> Data:
@@ -54,6 +56,7 @@ def table(
                 x=x,
                 y=y,
                 owner=owner,
+                group=group,
                 targets=targets,
                 standardise=standardise,
                 length=length,

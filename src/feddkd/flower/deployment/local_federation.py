@@ -29,6 +29,7 @@ class Deployment:
     data: Path | None
     secure: bool  # True: the nodes refuse to upload without masks
     port: int  # the port that the nodes connect to
+    network: Path | None = None  # the Python file with the network or the task
 
     def start_node(self, part: int) -> None:
         """Start a node. After a restart it is the same node again, because it has the same key."""
@@ -42,6 +43,8 @@ class Deployment:
         }
         if self.data:
             options["--data"] = self.data
+        if self.network:
+            options["--network"] = self.network
         words = [word for option in options.items() for word in option]
         secure = ["--secure"] if self.secure else []
         program = [sys.executable, "-m", "feddkd.cli", "flower", "client"]
@@ -68,6 +71,7 @@ def deployed(
     data: Path | None = None,
     secure: bool = False,
     *,
+    network: Path | None = None,
     way: Callable[[int], int] = lambda port: port,
 ) -> Iterator[Deployment]:
     """Run a federation on this machine until the block ends.
@@ -81,7 +85,9 @@ def deployed(
         for part in range(nodes):
             make_node(folder / f"node{part}")
         link.start()
-        deployment = Deployment(folder, link, processes, nodes, data, secure, way(link.port))
+        deployment = Deployment(
+            folder, link, processes, nodes, data, secure, way(link.port), network
+        )
         try:
             link.admit({read_public(folder / f"node{n}.pub"): f"node{n}" for n in range(nodes)})
             for part in range(nodes):

@@ -61,6 +61,11 @@ class Metric:
         return f"test_client_{self.name}"
 
     @property
+    def group_key(self) -> str:
+        """The key in a row of its values on the groups of test examples, by their names."""
+        return f"{self.test_key}_by_group"
+
+    @property
     def scale(self) -> int:
         """The factor between the value and the number that is shown."""
         return 100 if self.percent else 1
