@@ -160,7 +160,8 @@ def simulate(
         attack=find_attack(attack),
         delta=checked(delta, Chance | None, "delta"),
     )
-    remark([(chosen, job.cohort_size if isinstance(cohort, int) else cohort, job.clients)])
+    size = job.cohort_size  # raises an InputError if the cohort is wrong
+    remark([(chosen, size if isinstance(cohort, int) else cohort, job.clients)])
     target = checked(target, float | str | None, "target")
     check_target(target, job.metrics)
     with RoundBars([(_names(chosen), job.rounds)], progress) as bars:
