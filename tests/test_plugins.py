@@ -70,7 +70,14 @@ def test_its_method_is_listed_with_paper_and_options(environment: dict[str, str]
     }
     assert listed["fedmedian"]["paper"]["number"] == "arXiv:1803.01498"
     assert listed["fedmedian"]["paper"]["venue"] == "ICML 2018"
-    how_gathered = {"clip", "noise", "gather", "trim"}  # its own way of gathering takes their place
+    how_gathered = {
+        "clip",
+        "noise",
+        "gather",
+        "trim",
+        "faulty",
+        "radius",
+    }  # its own way of gathering takes their place
     fedavg = {
         name: value
         for name, value in listed["fedavg"]["options"].items()

@@ -44,7 +44,7 @@ MISTAKES = {
     "run broken.toml": "broken.toml is not TOML",
     "run tiny.toml --sett rounds=3": "No such option",
     "run tiny.toml --set rounds": "key=value",
-    "run tiny.toml --set ruonds=3": "'ruonds' (did you mean 'rounds'?); there are: av",
+    "run tiny.toml --set ruonds=3": "'ruonds' (did you mean 'rounds'?); there are: a",
     "run tiny.toml --set rounds=many": "rounds must be a whole number, not 'many'",
     "run tiny.toml --set method=fedsvg()": "unknown method 'fedsvg' (did you mean 'fedavg'?); ",
     "run tiny.toml --set method=fedavg(lr=-1)": "lr must be > 0, not -1",

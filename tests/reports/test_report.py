@@ -223,7 +223,7 @@ def test_experiments_differ_in_what_they_mean_not_in_how_they_are_spelled(
         ("ls {runs} --sort size", "cannot be sorted by 'size'; there are: best"),
         (
             "ls {runs} --where mthod=dkd",
-            "no key 'mthod' (did you mean 'method'?); there are: availability, client",
+            "no key 'mthod' (did you mean 'method'?); there are: a",
         ),
         ("report {runs} --out nowhere/page.html", "cannot write the page to nowhere/page.html"),
     ],

@@ -22,7 +22,7 @@ import torch
 from flwr.app import Context, Message
 from safetensors.torch import load_file
 
-from feddkd import Experiment, InputError, simulation
+from feddkd import Experiment, InputError
 from feddkd.engines.interface import Order, Reply
 from feddkd.engines.serial import Serial
 from feddkd.errors import RunError
@@ -36,7 +36,7 @@ from feddkd.runs.prepare import prepare
 from feddkd.runs.record import find
 from feddkd.runs.runner import execute
 from feddkd.runs.session import job
-from feddkd.simulation import Simulation
+from feddkd.simulation import Simulation, first_state
 from flower_lies import lie, lie_of_secure
 from virtual_network import Clock, Cut, Faults, Network
 
@@ -256,7 +256,7 @@ def virtual(clock: Clock) -> Iterator[None]:
         patch.setattr(transport, "time", clock)
         patch.setattr(roster, "time", clock)
         patch.setattr(node_experiment, "_open", OPEN)
-        patch.setattr(simulation, "prove", proved)
+        patch.setattr(first_state, "prove", proved)
         yield
 
 

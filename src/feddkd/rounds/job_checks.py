@@ -35,8 +35,12 @@ def check_batches(
     federation: Federation,
     method: Method,
     dtype: torch.dtype,
+    whole: bool,
 ) -> None:
-    """Raise InputError if a client trains on one example and batch norm cannot."""
+    """Raise InputError if a client trains on one example and batch norm cannot.
+
+    Log a warning instead if cohorts are not `whole`: that client may never be asked.
+    """
     trains = [p.reads for p in method.phases if p.reads.random and p.reads.source == "train"]
     if not model.norm_names or not any(
         1 in reads.sizes(count) for reads in trains for count in set(federation.sizes) - {0}
@@ -46,10 +50,13 @@ def check_batches(
     try:
         model(params, buffers, x, mode="train", key=torch.tensor(0, device=federation.device))
     except ValueError as error:
-        raise InputError(
+        problem = (
             f"a client has a mini-batch of one example, and batch norm needs more ({error}): set"
             " drop_last=True or another batch_size"
-        ) from error
+        )
+        if whole:
+            raise InputError(problem) from error
+        log.warning("%s", problem)
 
 
 def warn_of_nothing_private(model: Model, method: Method) -> None:

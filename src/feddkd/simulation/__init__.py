@@ -3,7 +3,7 @@
 Every part of the package that simulates rounds does so by a `Simulation`.
 """
 
-from feddkd.simulation.begin import begin as begin
+from feddkd.simulation.first_state import begin as begin
 from feddkd.simulation.job import DTYPES as DTYPES
 from feddkd.simulation.job import Job as Job
 from feddkd.simulation.job import Start as Start

@@ -20,7 +20,7 @@ from feddkd.rounds.example_groups import GroupMeasure
 from feddkd.rounds.loop import Row, Run, play
 from feddkd.rounds.privacy import ledger
 from feddkd.rounds.remarks import remark_on_batches
-from feddkd.simulation.begin import begin
+from feddkd.simulation.first_state import begin
 from feddkd.simulation.job import Job
 from feddkd.tensors import Groups
 

@@ -68,7 +68,8 @@ def begin(job: Job, device: torch.device) -> Begun:
             model = prove(model, params, buffers, tried)
         sample = _check_fit(model, params, buffers, federation, job)
         check_public(job.method, federation)
-        check_batches(model, params, buffers, federation, job.method, job.dtype)
+        whole = job.cohort_size == job.clients
+        check_batches(model, params, buffers, federation, job.method, job.dtype, whole)
         warn_of_nothing_private(model, job.method)
         world = World(
             ("method", start.seed),
