@@ -28,8 +28,8 @@ test: $(DONE) ## format, lint, types, tests
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal --ignore tests/reproduction  # neighbours share what they compute
 
-laws: $(DONE) ## check_method for every registered method; CI runs it
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m laws tests/testing/test_testing.py
+long: $(DONE) ## the long tests: laws of every method, all tasks on all engines, walks of processes; CI runs them
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m long
 
 docs: $(DONE) ## the documentation as a site: build/site/index.html; nothing is fetched
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
@@ -87,4 +87,4 @@ format: $(DONE) ## put the code in order
 clean: ## remove what the targets above made, except runs
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo test laws docs federation networks methods-docs methods-table reproduction mutants report-bench screenshots faults federation-faults soak fuzz format clean
+.PHONY: help setup demo test long docs federation networks methods-docs methods-table reproduction mutants report-bench screenshots faults federation-faults soak fuzz format clean

@@ -505,6 +505,8 @@ def is_caught(mutant: Mutant) -> bool:
             "-m",
             "pytest",
             "-x",
+            "-m",
+            "not federation and not networks",  # with the long ones
             "-q",
             "-p",
             "no:cacheprovider",

@@ -153,6 +153,7 @@ model = "mlp(hidden='16')"
 HOSPITALS = {"npz": [0, 1, 2], "csv": [0, 1], "images": [1, 2]}
 
 
+@pytest.mark.long
 def test_three_hospitals_with_their_own_data_train_and_each_gets_the_model(tmp_path: Path) -> None:
     walk(Hosts(), tmp_path)
 

@@ -99,6 +99,7 @@ def test_a_run_is_that_of_the_plain_loop(rule: str, engine: str) -> None:
     assert distance(ours, plain.params) < 1e-10
 
 
+@pytest.mark.long
 def test_methods_with_defences_obey_the_laws() -> None:
     check_method(
         "fedavg(epochs=1, batch_size=8, gather='centred', radius=0.1)"

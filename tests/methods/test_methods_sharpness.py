@@ -206,6 +206,7 @@ ENGINE_TEXTS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("text", ENGINE_TEXTS)
 def test_every_engine_agrees_with_serial_over_several_seeds_at_once(text: str) -> None:
     for norm in (False, True):

@@ -69,6 +69,7 @@ print(len(play(Path(sys.argv[1]))[0]))
 """
 
 
+@pytest.mark.long
 def test_three_processes_divide_a_sweep_and_leave_what_one_leaves(tmp_path: Path) -> None:
     folders = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "support")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*folders, *sys.path])}

@@ -107,6 +107,7 @@ def test_gradients_weighted_by_examples_are_weighted_by_tokens(kind: str) -> Non
     check(kind, "weighted", "batched", SEEDS, strategy="vmap")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", [method for method in METHODS if method != "weighted"])
 @pytest.mark.parametrize("kind", [kind for kind in SMALL if kind not in ("mse", "mae")])
 @pytest.mark.parametrize(

@@ -49,14 +49,14 @@ def small(name: str) -> str:
 SAME = {"fedavgm", "fedadam", "fedyogi", "fedadagrad"}
 
 
-# in `make test`; `make laws` checks all of them
+# in `make test`; `make long` checks all of them
 ALWAYS = ("fedavg", "dkd", "scaffold", "fedgen", "fedrep", "quantise", "fedsam")
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=() if name in ALWAYS else pytest.mark.laws)
+        pytest.param(name, marks=() if name in ALWAYS else pytest.mark.long)
         for name in METHODS
         if name not in SAME
     ],
