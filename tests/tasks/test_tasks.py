@@ -14,6 +14,7 @@ from feddkd import Experiment, simulate
 from feddkd.runs.prepare import Prepared, prepare
 from feddkd.runs.session import job
 from feddkd.simulation import Simulation
+from feddkd.tensors import to
 from feddkd.trees import take
 from plain_tasks import METHODS, PlainTaskRun
 from small import distance
@@ -63,14 +64,16 @@ def expected(kind: str, method: str, seed: int) -> tuple[dict[str, Tensor], floa
     return {name: w.detach() for name, w in net.named_parameters()}, loss
 
 
-def check(kind: str, method: str, engine: str, seeds: tuple[int, ...], **options: Any) -> None:
+def check(
+    kind: str, method: str, engine: str, seeds: tuple[int, ...], device: str = "cpu", **options: Any
+) -> None:
     experiments = [Experiment(**keys(kind, method, seed)) for seed in seeds]
     work = job(experiments, [ready(kind, seed) for seed in seeds])
-    with Simulation(work, engine, options=options) as simulation:
+    with Simulation(work, engine, device, options) as simulation:
         rows = list(simulation.rounds())
     for run, seed in zip(simulation.runs, seeds, strict=True):
         wanted, loss = expected(kind, method, seed)
-        assert distance(dict(run.state["params"]), wanted) < 1e-12
+        assert distance(to(run.state["params"], "cpu", torch.float64), wanted) < 1e-12
         assert rows[-1][run.index]["test_loss"] == pytest.approx(loss, rel=1e-12)
     assert len(rows) == ROUNDS
 
@@ -124,3 +127,11 @@ def test_every_engine_computes_what_plain_pytorch_does(
     kind: str, method: str, engine: str, seeds: tuple[int, ...], options: dict[str, Any]
 ) -> None:
     check(kind, method, engine, seeds, **options)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.filterwarnings("ignore")  # a first capture gives warnings
+@pytest.mark.parametrize("strategy", ["vmap", "graph", "streams"])
+@pytest.mark.parametrize("kind", SMALL)
+def test_a_gpu_computes_what_plain_pytorch_does(kind: str, strategy: str) -> None:
+    check(kind, "feddkd", "batched", SEEDS, "cuda", strategy=strategy, precision="fp32")

@@ -23,7 +23,7 @@ from feddkd.methods.local import Local, Variant, local_training, take_average
 from feddkd.models.functional import Model, Output
 from feddkd.tensors import Groups, Tensors, add
 from feddkd.testing import LAWS, LawError, check_method
-from feddkd.testing.rehearsal import federation
+from feddkd.testing.rehearsal import federation, rehearse
 
 SMALL = Local(epochs=1, batch_size=8)
 FIRST = "fedavg(epochs=1, batch_size=8)"
@@ -65,6 +65,19 @@ def test_every_registered_method_obeys_the_laws(name: str) -> None:
     report = check_method(small(name))
     assert report.checked == tuple(LAWS)
     assert "plain" in report.networks
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.filterwarnings("ignore")  # a first capture gives warnings
+@pytest.mark.parametrize("way", ["loop", "vmap", "graph", "streams"])
+@pytest.mark.parametrize("name", METHODS)
+def test_every_registered_method_agrees_with_serial_on_a_gpu(name: str, way: str) -> None:
+    expected = rehearse(small(name), rounds=2)
+    options = {"strategy": way, "precision": "fp32"}
+    found = rehearse(small(name), engine="batched", device="cuda", rounds=2, **options)
+    weights, wanted = found.states[0]["params"], expected.states[0]["params"]
+    assert all((weights[key].cpu() - wanted[key]).abs().max() < 1e-12 for key in wanted)
+    assert found.rows[0]["test_loss"] == pytest.approx(expected.rows[0]["test_loss"], rel=1e-12)
 
 
 def test_a_method_without_a_text_is_checked_in_all_but_that() -> None:

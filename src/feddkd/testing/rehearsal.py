@@ -49,6 +49,7 @@ def rehearse(
     worlds: Sequence[int] | None = None,
     rounds: int = 3,
     cohort: int = 3,
+    device: str = "cpu",
     around: Callable[[Engine], Engine] = lambda engine: engine,
     dress: Callable[[Method], Method] = lambda method: method,
     **options: Any,
@@ -83,7 +84,7 @@ def rehearse(
         workers.append(make(*parts))
         return around(workers[0])
 
-    with Simulation(job, factory) as simulation:
+    with Simulation(job, factory, device) as simulation:
         *_, rows = simulation.play(chosen, 1, rounds)
         if ended := next((run.error for run in simulation.runs if run.error), None):
             raise ended
