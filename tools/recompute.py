@@ -1,6 +1,6 @@
 """Compute every number of docs/reproduction/ again from the records, without the package.
 
-It reads the results, the TOML files and published.csv by itself, and compares each line of the
+It reads the results, the TOML files and published.csv itself, and compares each line of the
 tables: printed, ours, difference, p, runs, rounds, verdict. `make reproduction` runs it.
 """
 

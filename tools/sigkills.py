@@ -1,8 +1,8 @@
 """Kill runs at random moments, and see each go on to the same bits: `make faults`.
 
 A parent that has imported everything forks a child for every run, so that a cycle takes as long as
-the run and not as long as the start of Python. After each SIGKILL a copy of what is left is run to
-its end and compared, file by file, with a run that nobody disturbed; then the same folder is taken
+the run and not as long as the start of Python. After each SIGKILL a copy of the folder is run to
+its end and compared, file by file, with an undisturbed run; then the same folder is taken
 up again, to be killed further on, until it is finished and a new one begins.
 """
 

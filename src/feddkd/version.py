@@ -13,7 +13,7 @@ def commit() -> tuple[str, bool] | None:
     missing or this file is not in a repository.
     """
     if _git("ls-files", "--error-unmatch", Path(__file__).name) is None:
-        return None  # an installed package, even inside somebody's repository
+        return None  # an installed package, even inside another repository
     head, changes = _git("rev-parse", "HEAD"), _git("status", "--porcelain", "--", "*.py")
     return None if head is None else (head, bool(changes))
 

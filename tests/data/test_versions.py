@@ -1,4 +1,4 @@
-"""Data sets with random transforms of their own."""
+"""Data sets with random transforms."""
 
 import random
 from typing import Any

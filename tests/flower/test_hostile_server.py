@@ -1,4 +1,4 @@
-"""What a server that lies learns from a node: numbers of training, and nothing of its files."""
+"""A dishonest server learns numbers of training from a node, and nothing of its files."""
 
 import hashlib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Who is a member: the folder of keys, clients that belong to keys, certificates, greetings."""
+"""Membership: the folder of keys, clients that belong to keys, certificates, greetings."""
 
 import ssl
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """The walk of docs/flower.md: a server and three hospitals, each with its own data in its own form.
 
-Real processes on loopback. With `make federation` each has a network of its own, where the machine
+Real processes on loopback. With `make federation` each has its own network, where the machine
 can make some.
 """
 
@@ -88,7 +88,7 @@ def fill(kind: str, folder: Path, classes: Sequence[int], seed: int) -> None:
 class Hosts:
     """The machines of the walk: how to run a command on one, and how a hospital finds the server.
 
-    Without networks of their own they are all this machine.
+    Without their own networks they are all this machine.
     """
 
     listens = "127.0.0.1"

@@ -1,4 +1,4 @@
-"""What `feddkd methods` and docs/methods say of a method is so, and says all."""
+"""`feddkd methods` and docs/methods are complete and agree with the methods."""
 
 import json
 import re

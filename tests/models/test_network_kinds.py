@@ -606,7 +606,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "changes a constant": (ChangesAConstant, r"buffer 'seen'"),
     "a tuple": (ReturnsATuple, r"tuple of 2.*output="),
-    "a bug of its own": (HasABug, r"division.*test_network_kinds\.py, line \d+"),
+    "a bug": (HasABug, r"division.*test_network_kinds\.py, line \d+"),
     "no module": (lambda: "mlp", r"not str"),
     "a builder that returns no module": (lambda: lambda: 3, r"must return a torch\.nn\.Module"),
     "a builder that fails": (

@@ -1,4 +1,4 @@
-"""What cells say together: figures counted once, directions, and the power of the test."""
+"""Evidence of several cells: figures counted once, directions, and the power of the test."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What defines the paper's jobs: splits, transforms, networks, and how accuracy is counted.
+"""Definitions of the paper's jobs: splits, transforms, networks, and how accuracy is counted.
 
 Written from the papers and their code, and not from ours. `tests/reproduction/test_traces.py`
 compares the jobs as wholes with their records.

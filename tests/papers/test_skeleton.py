@@ -1,4 +1,4 @@
-"""The skeleton of a paper's folder works as it is written."""
+"""The skeleton of a paper's folder works without a change."""
 
 import json
 from pathlib import Path

@@ -36,7 +36,7 @@ def of_seed(seed: int) -> Experiment:
 class LifeOfRuns(RuleBasedStateMachine):
     """Runs of two seeds in one folder. Whatever happens, numbers are right or refused."""
 
-    whole: dict[int, dict[str, bytes]]  # what each seed leaves if nobody disturbs it
+    whole: dict[int, dict[str, bytes]]  # the files of each seed without disturbance
 
     def __init__(self) -> None:
         super().__init__()

@@ -361,7 +361,7 @@ def test_a_record_says_by_which_code_in_which_precision_and_on_which_data(
 def test_a_package_outside_a_repository_has_no_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not even inside a repository of somebody else."""
+    """Not even inside another repository."""
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     monkeypatch.setattr("feddkd.version.__file__", str(tmp_path / "version.py"))
     assert commit.__wrapped__() is None

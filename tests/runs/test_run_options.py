@@ -1,6 +1,6 @@
 """`feddkd run` with an engine's options:
 
-what is told along the way, and in which arithmetic runs compute.
+what is printed meanwhile, and in which arithmetic runs compute.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What a node that lies answers."""
+"""Answers of a dishonest node."""
 
 import json
 import random

@@ -15,7 +15,7 @@ SMALL = {"experiment.dtype": "float64", "experiment.model": "mlp(hidden='4')"}
 
 
 def untouched(part: int, asked: Message, reply: Message) -> Message:
-    """Return a node's reply as it came."""
+    """Return a node's reply, unchanged."""
     return reply
 
 

@@ -140,7 +140,7 @@ class Plain:
                     parameter.sub_(gamma * sums[name] / len(teachers))
 
     def taught(self, teachers: dict[int, nn.Module], k: int, j: int, indices: Any) -> Tensor:
-        """What client k is taught in step j: its own model's distribution."""
+        """Return what client k learns from in step j: its own model's distribution."""
         return softmax(copy.deepcopy(teachers[k]).eval()(self.clients[k][0][indices]), dim=1)
 
 

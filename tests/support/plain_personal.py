@@ -29,7 +29,7 @@ def slopes(net: nn.Module, x: Tensor, y: Tensor) -> Numbers:
 
 @dataclass
 class Personal(Hooked):
-    """A run whose clients are judged by models of their own."""
+    """A run whose clients are judged by their own models."""
 
     now: int = 1  # the round
     equal: bool = False  # clients have equal weights in the mean
@@ -373,7 +373,7 @@ class FedAMP(Personal):
     sigma: float = 1.0
     alpha: float | None = None
     cloud: dict[int, Numbers] = field(default_factory=dict)  # client -> its last model
-    seen: dict[int, Numbers] = field(default_factory=dict)  # as it was when the round began
+    seen: dict[int, Numbers] = field(default_factory=dict)  # at the beginning of the round
 
     def train_locally(self, k: int, t: int) -> nn.Module:
         if t > self.now:

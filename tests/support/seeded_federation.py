@@ -4,7 +4,7 @@ and what must be true of it afterwards, and after every event.
     no upload counts twice, and the result is that of `serial` with the same clients missing
     a client's two secrets of one exchange are never both known; masks cancel or nothing is opened
     no exchange lasts longer than its deadline, and every federation ends
-    a server that is killed anywhere goes on to the same numbers
+    a server that is killed anywhere continues to the same numbers
     a node that lies harms only itself; with masks it may end one round, then it is put aside
 """
 
@@ -119,7 +119,7 @@ def data_file(folder: Path) -> Path:
 
 @dataclass
 class Federation:
-    """What has happened in a federation."""
+    """The history of a federation."""
 
     plan: Plan
     folder: Path

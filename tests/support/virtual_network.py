@@ -30,7 +30,7 @@ class Cut(Exception):  # noqa: N818  # the server is killed; nothing went wrong
 
 @dataclass(frozen=True)
 class Faults:
-    """How often something goes wrong, as a share of messages, or of seconds for a node."""
+    """Rates of faults, as a share of messages, or of seconds for a node."""
 
     lost: float = 0.0
     slow: float = 0.0  # it takes up to twice the deadline

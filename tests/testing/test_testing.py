@@ -29,7 +29,7 @@ SMALL = Local(epochs=1, batch_size=8)
 FIRST = "fedavg(epochs=1, batch_size=8)"
 
 
-# of 'private': tensors that both small networks have; of 'topk': so many that all tensors move
+# of 'private': tensors that both small networks have; of 'topk': enough that all tensors move
 NAMES = {"private": ["names='*.bias'"], "topk": ["share=0.9"]}
 
 

@@ -189,7 +189,7 @@ def page(kept: Mapping[str, Any]) -> str:
                 ),
                 table,
                 *(["\n".join(f"* {note}" for note in notes)] if notes else []),
-                f"`{DKD}` is what is put behind each. The methods as they were run:",
+                f"`{DKD}` is added after each. The methods that were run:",
                 "```text\n" + "\n".join(one.method for one in lines) + "\n```",
                 (
                     f"Made by `{kept['command']}` (`make methods-table`) with feddkd"

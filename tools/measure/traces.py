@@ -133,7 +133,7 @@ def main() -> None:
         try:
             written[name] = {"digest": experiment.digest, **trace(experiment, folder)}
         except InputError as error:
-            print(f"kept as it was: {name}: {error}")
+            print(f"not changed: {name}: {error}")
             if name in kept:
                 written[name] = kept[name]
     FILE.write_text(json.dumps(written, indent=1) + "\n")

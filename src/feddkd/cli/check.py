@@ -1,4 +1,4 @@
-"""feddkd check: whether the files of runs are as they were written."""
+"""feddkd check: compare the files of runs with the digests in their seals."""
 
 import json
 from collections import Counter
@@ -28,7 +28,7 @@ def check(
     """Check every file of the runs under some folders against the digests that were written with
     it, and say which runs are damaged and what can be repaired.
 
-    Runs of versions that wrote no digests are said to be unchecked. The exit status is 1 if a run
+    Runs of versions that wrote no digests are reported as unchecked. The exit status is 1 if a run
     is damaged.
     """
     screen = console(stderr=as_json)

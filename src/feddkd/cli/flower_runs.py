@@ -66,7 +66,7 @@ class FederationOptions:
 
     @property
     def how(self) -> How:
-        """Return how experiments are run: their data, checkpoints and whether they start anew."""
+        """Return how experiments are run: their data, checkpoints and whether they restart."""
         return How(data=self.data, every=Every(self.every_rounds), fresh=self.fresh)
 
     def engine(self, join: float) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What users give, as trees of tensors: arrays, images, items of data sets, sequences."""
+"""Conversion of users' data to trees of tensors: arrays, images, items of data sets, sequences."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

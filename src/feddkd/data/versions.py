@@ -1,4 +1,4 @@
-"""Several versions of each example, for data sets with random transforms of their own.
+"""Several versions of each example, for data sets with random transforms.
 
 All versions lie in the store, on a second axis: (N, versions, ...). The transform step `version()`
 takes one of them by the key of the step, so all engines read the same one.

@@ -1,4 +1,4 @@
-"""How nodes have behaved: one that fails again and again is not asked for a while."""
+"""Counts of failures by node: a node that fails repeatedly is left out for some rounds."""
 
 import logging
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What the server expects of an exchange, and what it logs where that does not come."""
+"""Replies that the server expects in an exchange, and the log of those that are missing."""
 
 import logging
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Whose node stands for which client, where keys tell nodes apart."""
+"""Which node stands for which client, in federations with keys."""
 
 import re
 from typing import Protocol
@@ -13,7 +13,7 @@ def pinned_client(name: str) -> int | None:
 
 
 class Membership(Protocol):
-    """What is known about nodes beside Flower's numbers for them."""
+    """Facts about nodes beside the numbers that Flower gives them."""
 
     def name(self, node: int) -> str | None:
         """Return the name of a node's key, or None if it is not known."""
@@ -29,7 +29,7 @@ class Membership(Protocol):
 
 
 class AnyMember:
-    """Knows no keys: whoever comes first stands for a client until the end of the run."""
+    """Knows no keys: the first node of a client stands for it until the end of the run."""
 
     def name(self, node: int) -> str | None:
         """Return None."""

@@ -82,7 +82,7 @@ class Roster:
     def welcome(self, seconds: float) -> dict[int, ClientInfo]:
         """Ask the nodes that have not joined, and return the clients of those that have answered.
 
-        It does not wait: a node that does not answer delays nobody.
+        It does not wait: a node that does not answer delays no other.
         """
         if not self.missing:
             return {}

@@ -1,6 +1,6 @@
 """Bounds on uploads where they arrive: absurd ones are refused, clipping is enforced.
 
-The size of an upload is the L2 norm of its difference from what was sent:
+The size of an upload is the L2 norm of its difference from the tensors sent:
 
     u_k is refused if |u_k| > 1000 max(median_{j != k} |u_j|, |w|, 1)
 
@@ -52,7 +52,7 @@ def norm_bound(others: Sequence[float], sent: Groups) -> float:
 
 
 def norm_of(upload: Groups, sent: Groups) -> float:
-    """Return the L2 norm of the difference between an upload and what was sent."""
+    """Return the L2 norm of the difference between an upload and the tensors sent."""
     moves = []
     for group, tensors in upload.items():
         origin = sent.get(group, {})

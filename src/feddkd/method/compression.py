@@ -50,7 +50,7 @@ def compressed(phase: Phase, number: int, codec: Codec) -> Phase:
 
 
 def opened(phase: Phase, upload: Groups, sent: Groups) -> Groups:
-    """Return a client's upload as it was before compression, as far as the message tells."""
+    """Return a client's upload before compression, computed from the message."""
     if phase.codec is None:
         return upload
     changes = {

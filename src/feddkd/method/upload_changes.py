@@ -2,7 +2,7 @@
 
 Attacks and compression are such changes: they wrap the client's half of a phase, so engines and
 Flower nodes apply them without knowing of them. They touch the groups in `WEIGHTS`; statistics of
-batch norm, counters and all other groups travel as they are.
+batch norm, counters and all other groups are sent unchanged.
 """
 
 from collections.abc import Callable

@@ -56,7 +56,7 @@ def entries() -> list[Entry]:
 def is_piece(method: Method) -> bool:
     """Return True if a method must come after a method that trains locally, like dkd.
 
-    It needs something that an earlier phase leaves, or nobody reads examples in it.
+    It needs something that an earlier phase leaves, or reads no examples.
     """
     try:
         method.check_order()

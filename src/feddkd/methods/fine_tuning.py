@@ -55,7 +55,7 @@ def tuning(local: Local, part: Moved = "all", names: str | None = None) -> Phase
 
 
 def holding(part: Moved, names: str | None) -> Holds:
-    """Return a function that says which tensors stay as they are where only a part is trained."""
+    """Return a function that says which tensors are not trained where only a part is."""
     if part == "all":
         return lambda model, carry: {}
 

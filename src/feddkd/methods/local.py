@@ -101,7 +101,7 @@ Calibrate = Callable[[Tensor, Groups], Tensor]
 Bend = Callable[[Tensors, Groups, Groups], Tensors]  # (gradient, sent, carry) -> direction
 # (model, sent, carry, output, batch) -> groups
 Watch = Callable[[Model, Groups, Groups, Output, Batch], Groups]
-# (model, carry) -> name -> True where the step leaves a tensor as it is; names that are not there
+# (model, carry) -> name -> True where the step does not change a tensor; names that are not there
 # are moved
 Holds = Callable[[Model, Groups], Mapping[str, Tensor]]
 # (model, sent, carry, memo) -> (upload, memo)
@@ -130,7 +130,7 @@ class Variant:
     take: Take = at_present_weights
     # makes the direction that the optimiser takes in place of the gradient
     bend: Bend = lambda gradient, sent, carry: gradient
-    # says which tensors a step leaves as they are, and the optimiser's state of them
+    # names the tensors that a step does not change, and the optimiser's state of them
     holds: Holds = lambda model, carry: {}
     # makes the new values of the groups of `begin` after a step
     watch: Watch = lambda model, sent, carry, output, batch: {}
@@ -236,7 +236,7 @@ def _client(optimiser: Optimiser, variant: Variant) -> Fold:
 
 
 def held(holds: Tensors, before: Groups, after: Groups) -> Groups:
-    """Return the groups `after` a step with the held tensors as they were `before`."""
+    """Return the groups `after` a step with the held tensors of `before`."""
     return {
         group: {
             name: torch.where(holds[name], before[group][name], new) if name in holds else new

@@ -22,7 +22,7 @@ TRIES = 3
 def seeded_generators(key: Key) -> Iterator[None]:
     """Seed the global generators of torch, numpy and Python by a key; restore them afterwards.
 
-    This thread draws torch's numbers from a generator of its own, which no other thread can touch;
+    This thread draws torch's numbers from its own generator, which no other thread can touch;
     the global one serves the few functions that take none.
     """
     with PROCESS_LOCK, torch.random.fork_rng(devices=[]), OwnGenerator(key, torch.device("cpu")):

@@ -1,4 +1,4 @@
-"""What a table's whole cells say together: independent figures, directions, and the test's power.
+"""Evidence of all complete cells of a table: independent figures, directions, and the test's power.
 
 Rounds, communications and local steps to a target are one figure where one is a multiple of the
 other, as for every method whose rounds are all alike.

@@ -21,7 +21,7 @@ TABLES = """# Which runs stand behind each printed table, and how a number is re
 #
 # settings    the columns: a file of experiments, and keys that hold of those meant (`where`)
 # methods     the rows: the calls that an experiment's method has, or its `name`;
-#             `rounds` takes the first so many only
+#             `rounds` takes only that many, from the first
 # quantities  the cells: which rounds of a run (`at`: best_validation, target, best, five_best,
 #             last), which number of their rows (`column`), times `scale`, with `decimals`;
 #             `better` is higher, lower or neither

@@ -1,4 +1,4 @@
-"""What a round asks of the machine, checked before the first one.
+"""The memory that a round needs, compared with the machine before the first round.
 
 Each amount is less than what a round really needs, so a run that could be played is never refused.
 """

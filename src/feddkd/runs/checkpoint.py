@@ -145,7 +145,7 @@ def remove(folder: Path) -> None:
     """Remove all checkpoints: a finished run needs none."""
     for path in (folder / FOLDER).glob("round-*"):
         path.unlink()
-    with suppress(OSError):  # it holds a file that somebody else put there
+    with suppress(OSError):  # it holds a file of another program
         (folder / FOLDER).rmdir()
 
 

@@ -1,4 +1,4 @@
-"""How and where a run is carried out, and whether that may change the rounding of its numbers."""
+"""Versions, machine and settings of a run, and which of them may change rounding."""
 
 import platform
 import sys

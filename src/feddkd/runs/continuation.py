@@ -1,4 +1,4 @@
-"""Where runs can be continued: after a checkpoint, with the whole rows before it."""
+"""The checkpoint after which runs can be continued, with the undamaged rows before it."""
 
 import logging
 from collections.abc import Sequence

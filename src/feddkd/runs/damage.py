@@ -12,11 +12,11 @@ WEIGHTS = ("final.safetensors", "private.safetensors")
 
 
 class DamagedRunError(InputError):
-    """Files of a run are not as they were written."""
+    """Files of a run were changed since they were written."""
 
 
 class Flaw(NamedTuple):
-    """A file of a run that is not as it was written."""
+    """A file of a run that was changed since it was written."""
 
     file: str
     what: str
@@ -96,7 +96,7 @@ def _of_files(folder: Path, seal: Seal, found: Mapping[str, bytes]) -> Iterator[
 
 
 def _whole_lines(seal: Seal, name: str, lines: Sequence[bytes]) -> int:
-    """Return the number of lines, from the first on, that are as they were written."""
+    """Return the number of lines, from the first on, that agree with their digests."""
     running, good = RunningDigest(), 0
     for number, line in enumerate(lines, 1):
         if running.after(line) == seal.rounds.get(number, {}).get(name):

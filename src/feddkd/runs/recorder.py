@@ -169,7 +169,7 @@ class Recorder:
         self._write("manifest.json", {**self._manifest()[1], **facts})
 
     def _manifest(self) -> tuple[bytes, dict[str, Any]]:
-        """Return the manifest on disk, as it is written there and as a value."""
+        """Return the manifest on disk: its text and its value."""
         text = (self.folder / "manifest.json").read_bytes()
         try:
             return text, dict(json.loads(text))

@@ -23,7 +23,7 @@ from feddkd.runs.summary import summarise
 
 
 class Remedy(NamedTuple):
-    """What can be done about a damaged run."""
+    """A way to repair a damaged run."""
 
     what: str
     repair: Callable[[], None] | None  # None: nothing but to run it again

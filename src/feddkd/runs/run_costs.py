@@ -1,4 +1,4 @@
-"""What the runs of an experiment cost: exchanges, local steps, computation and bytes.
+"""Costs of the runs of an experiment: exchanges, local steps, computation and bytes.
 
 The computation is counted: each client computes one mini-batch in each phase, and the
 floating-point operations of matrix products and convolutions in it are counted. So the teacher's

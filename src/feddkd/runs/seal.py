@@ -103,7 +103,7 @@ class Seal:
 
     rounds: dict[int, dict[str, str]] = field(default_factory=dict)  # digests after each round
     files: dict[str, set[str]] = field(default_factory=dict)  # digests of each file's versions
-    damaged: int | None = None  # the number of the first line that is not as it was written
+    damaged: int | None = None  # the number of the first line that was changed
 
     def matches(self, name: str, content: bytes) -> bool:
         """Return whether a file is one of the versions that the seal lists."""

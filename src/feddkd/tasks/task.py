@@ -1,4 +1,4 @@
-"""What a task is: a loss, the divergence that DKD minimises, and metrics.
+"""The value `Task`: a loss, the divergence that DKD minimises, and metrics.
 
 All three are means over what counts: examples, or their pixels or tokens. `counted` says which
 positions of a target count, and `shares` gives each its weight in a batch. So a loss never has to
@@ -51,7 +51,7 @@ def _as_many_as_classes(target: Tree, classes: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Task(Spelled):
-    """What is learned: pure functions of outputs and targets, batch first, and metrics.
+    """A task: pure functions of outputs and targets, batch first, and metrics.
 
     The shares weigh the examples of a batch, or with `counted` their positions: they sum to one,
     and what does not count has the share 0. So sum(shares * loss of each) is a mean. The functions

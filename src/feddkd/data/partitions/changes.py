@@ -3,7 +3,7 @@
 A change is a step behind a partition: "iid() | noise(std=0.1)". It is applied once, when the data
 are divided, to the examples that a client holds. So engines read changed examples like all others.
 A change of examples is also applied to a client's own test and validation examples; a change of
-labels only to training labels. Test examples that all clients share stay as they are.
+labels only to training labels. Test examples that all clients share are not changed.
 """
 
 from collections.abc import Callable, Sequence

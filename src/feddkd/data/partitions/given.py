@@ -16,7 +16,7 @@ from feddkd.spec.types import LATER
 def elsewhere(tests: Annotated[bool, LATER] = False) -> Partition:
     """Divide nothing: in a federation of Flower nodes every client has its own examples.
 
-    With `tests`, every client has test examples of its own, too, and the model is judged on them.
+    With `tests`, every client also has its own test examples, and the model is judged on them.
     """
 
     def draw(table: Table, clients: int, key: Key) -> tuple[Lists, None]:

@@ -1,6 +1,6 @@
 """Small texts by a fixed grammar, so that a language model can be tried without any file.
 
-Each speaker chooses among words and sentence forms with weights of its own. The weights and all
+Each speaker chooses among words and sentence forms with its own weights. The weights and all
 draws are whole numbers, so the texts are the same on every machine.
 """
 

@@ -129,7 +129,7 @@ def _texts(folder: Path) -> dict[str, Any]:
 
 
 def _cells(texts: tuple[str, ...]) -> list[Any]:
-    """Return the cells of a column as whole numbers, as numbers, or as they are."""
+    """Return the cells of a column as whole numbers, as numbers, or unchanged."""
     for kind in (int, float):
         try:
             return [kind(text) for text in texts]

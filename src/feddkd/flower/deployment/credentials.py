@@ -36,7 +36,7 @@ WARNING_DAYS = 30  # before a certificate expires
 def make_server(folder: Path, hosts: Sequence[str]) -> None:
     """Write ca.crt, ca.key, server.pem and server.key for a server with these names and addresses.
 
-    ca.key signs the server's next certificates; nobody but the server's operator needs it.
+    ca.key signs the server's next certificates; only the server's operator needs it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / PRIVATE).exists():

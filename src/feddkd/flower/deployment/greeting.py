@@ -1,4 +1,4 @@
-"""What a node does before it joins: it sees that the server is there, is the right one, knows the
+"""Checks of a node before it joins: the server can be reached, has the right certificate, knows the
 node's key and has the same version.
 
 Each obstacle has its own message. Where waiting helps (the server is not up yet, its operator has
@@ -31,7 +31,7 @@ from feddkd.version import __version__
 
 log = logging.getLogger(__name__)
 PAUSE = 5.0  # seconds between two tries
-NEWS = 60.0  # seconds until the same obstacle is told again
+NEWS = 60.0  # seconds until the same obstacle is logged again
 EXPIRED, OTHER_NAME = 10, (62, 64)  # codes of OpenSSL
 
 

@@ -1,4 +1,4 @@
-"""What an attack is, who is malicious, and where an attack takes place.
+"""The value `Attack`, the choice of malicious clients, and where an attack takes place.
 
 An attack on data changes the training examples of malicious clients before the run begins. An
 attack on uploads changes what they upload in every exchange, after their own computation and before
@@ -52,9 +52,9 @@ class Malicious:
 
 @dataclass(frozen=True, eq=False)
 class Attack(Spelled):
-    """What malicious clients do. Without one of the functions they do nothing of that kind."""
+    """The actions of malicious clients. None stands for no action of that kind."""
 
-    who: Malicious | None = None  # None: nobody is malicious
+    who: Malicious | None = None  # None: no client is malicious
     # (federation, malicious clients, key) -> federation with other training examples for them
     data: Callable[[Federation, list[int], Key], Federation] | None = None
     # (update, key) -> the update that is sent in its place

@@ -1,4 +1,4 @@
-"""How often an attack succeeds: the accuracy on test examples that are labelled with its aim."""
+"""The success rate of an attack: the accuracy on test examples that are labelled with its aim."""
 
 from feddkd.engines.interface import Engine
 from feddkd.rounds.evaluation import Protocol, measure

@@ -1,4 +1,4 @@
-"""What a metric is, and the metrics by name."""
+"""The value `Metric`, and the metrics by name."""
 
 from __future__ import annotations
 

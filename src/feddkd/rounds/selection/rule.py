@@ -1,4 +1,4 @@
-"""What a selection is, and the rules that ask nobody anything.
+"""The value `Selection`, and the rules that need no answers of clients.
 
 A selection is a pure function of the run's seed, the round and what the server knows, so a cohort
 is the same on every engine and after a resumption. `cohort` says how many clients are selected.
@@ -23,7 +23,7 @@ Statistic = Literal["mean loss", "utility"]
 
 
 class Known(NamedTuple):
-    """What the server knows when it selects."""
+    """Facts that the server knows when it selects."""
 
     seed: int
     round: int
