@@ -70,7 +70,7 @@ def test_every_registered_method_obeys_the_laws(name: str) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.filterwarnings("ignore")  # a first capture gives warnings
 @pytest.mark.parametrize("way", ["loop", "vmap", "graph", "streams"])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", list(METHODS))
 def test_every_registered_method_agrees_with_serial_on_a_gpu(name: str, way: str) -> None:
     expected = rehearse(small(name), rounds=2)
     options = {"strategy": way, "precision": "fp32"}
