@@ -73,7 +73,7 @@ def test_every_registered_method_obeys_the_laws(name: str) -> None:
 @pytest.mark.parametrize("name", list(METHODS))
 def test_every_registered_method_agrees_with_serial_on_a_gpu(name: str, way: str) -> None:
     expected = rehearse(small(name), rounds=2)
-    options = {"strategy": way, "precision": "fp32"}
+    options: dict[str, Any] = {"strategy": way, "precision": "fp32"}
     found = rehearse(small(name), engine="batched", device="cuda", rounds=2, **options)
     weights, wanted = found.states[0]["params"], expected.states[0]["params"]
     assert all((weights[key].cpu() - wanted[key]).abs().max() < 1e-12 for key in wanted)

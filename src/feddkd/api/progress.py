@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any, Self
 
 from feddkd.rounds.loop import Row
@@ -35,12 +34,7 @@ class RoundBars:
             self._bars = self._stack.enter_context(Progress(*columns, console=console))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stack.close()
 
     def row(self, at: int, row: Row) -> None:

@@ -164,7 +164,8 @@ def simulate(
     remark([(chosen, size if isinstance(cohort, int) else cohort, job.clients)])
     target = checked(target, float | str | None, "target")
     check_target(target, job.metrics)
-    with RoundBars([(_names(chosen), job.rounds)], progress) as bars:
+    names = " | ".join(call.name for call in chosen.calls) or "method"
+    with RoundBars([(names, job.rounds)], progress) as bars:
 
         def after_round(row: Row) -> bool:
             bars.row(0, row)
@@ -232,11 +233,6 @@ def _method(given: Any) -> Method:
             f" {type(given).__name__}"
         )
     return given if isinstance(given, Method) else parse(given)
-
-
-def _names(method: Method) -> str:
-    """Return the names of a method's parts, without options."""
-    return " | ".join(call.name for call in method.calls) or "method"
 
 
 def _dtype(given: torch.dtype | str | None, params: Tensors) -> torch.dtype:

@@ -31,6 +31,17 @@ Settings = Annotated[
 File = Annotated[Path, typer.Argument(metavar="FILE.toml", help="The experiment.")]
 
 
+def command_group(help: str) -> typer.Typer:
+    """Return an empty group of commands, such as `feddkd data`."""
+    return typer.Typer(
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode="markdown",
+        pretty_exceptions_enable=False,
+        help=help,
+    )
+
+
 def console(stderr: bool = False) -> Console:
     """Return a console that prints texts unchanged, without reading markup in them."""
     return Console(stderr=stderr, markup=False, emoji=False, highlight=False)

@@ -7,7 +7,16 @@ from typing import Annotated, Any
 
 import typer
 
-from feddkd.cli.console import AsJson, DataDir, File, Settings, console, page, summary
+from feddkd.cli.console import (
+    AsJson,
+    DataDir,
+    File,
+    Settings,
+    command_group,
+    console,
+    page,
+    summary,
+)
 from feddkd.data.partitions.changes import descriptions
 from feddkd.data.partitions.registry import PARTITIONS
 from feddkd.data.sources import SOURCES
@@ -21,13 +30,7 @@ from feddkd.reports.heterogeneity import heterogeneity
 from feddkd.runs.prepare import prepare
 from feddkd.trees import first_tensor
 
-data_app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="markdown",
-    pretty_exceptions_enable=False,
-    help="Look at data sources and at how they are divided among clients.",
-)
+data_app = command_group("Look at data sources and at how they are divided among clients.")
 
 
 def _sources() -> list[str]:

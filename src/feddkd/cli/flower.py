@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from feddkd.cli import flower_node, flower_status
-from feddkd.cli.console import File, Settings
+from feddkd.cli.console import File, Settings, command_group
 from feddkd.cli.flower_runs import (
     FederationOptions,
     run_on_nodes,
@@ -20,13 +20,7 @@ from feddkd.errors import InputError
 from feddkd.experiment import Experiment, load
 from feddkd.spec.python_file import names_file, read_file_function
 
-flower_app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="markdown",
-    pretty_exceptions_enable=False,
-    help="Experiments on a federation of Flower nodes (needs feddkd[flower]).",
-)
+flower_app = command_group("Experiments on a federation of Flower nodes (needs feddkd[flower]).")
 Join = Annotated[
     float, typer.Option(min=1, metavar="SECONDS", help="All clients must join within this time.")
 ]

@@ -165,7 +165,7 @@ def client(
         torch.set_num_threads(threads)
     with using_flower():
         from feddkd.flower.apps import NodeApp
-        from feddkd.flower.deployment.supernode import run_node
+        from feddkd.flower.deployment.supernode import NodeSettings, run_node
 
         write_private_files()
         app = NodeApp(
@@ -179,7 +179,7 @@ def client(
             least=least,
             state=state if secure else None,
         )
-        run_node(app, superlink, port, key, authority, part, parts, data, secure)
+        run_node(app, NodeSettings(superlink, port, key, authority, part, parts, data, secure))
 
 
 def key(

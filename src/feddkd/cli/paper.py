@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from feddkd.cli.console import AsJson
+from feddkd.cli.console import AsJson, command_group
 from feddkd.cli.paper_folders import Papers, paper_new, paper_verify
 from feddkd.cli.run_options import RunOptions, with_options
 from feddkd.cli.start_runs import run_all
@@ -22,13 +22,7 @@ from feddkd.papers.results import collect, recorded, strangers
 from feddkd.papers.status import Progress, progress
 from feddkd.papers.tables import FORMATS, as_json
 
-paper_app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="markdown",
-    pretty_exceptions_enable=False,
-    help="The paper's tables beside our records; run what is missing.",
-)
+paper_app = command_group("The paper's tables beside our records; run what is missing.")
 
 RunsDir = Annotated[
     Path,

@@ -43,14 +43,7 @@ def divide(
     transform.check(data.train.x)
     labels = _strata(data.train, data)
     if partition.fixed:
-        split = partition(_table(data, np.arange(len(labels))), clients, key)
-        taken = IndexLists.of(split.train).values
-        held_out, _ = stratified(labels, validation, 0.0, key, taken=taken)
-        if validation and split.validation is not None:
-            held_out = np.sort(IndexLists.of(split.validation).values)
-        common, _ = stratified(
-            labels, public, 0.0, ("public", *key), taken=np.concatenate([taken, held_out])
-        )
+        split, held_out, common = _fixed(data, partition, labels, clients, validation, public, key)
     else:
         held_out, kept = stratified(
             labels, validation, 1.0 - validation if training is None else training, key
@@ -89,6 +82,26 @@ def divide(
         _check_changes(data, partition.changes)
         _change(federation, partition.changes, key)
     return federation, split
+
+
+def _fixed(
+    data: Data,
+    partition: Partition,
+    labels: Indices,
+    clients: int,
+    validation: float,
+    public: float,
+    key: Key,
+) -> tuple[Split, Indices, Indices]:
+    """Return the split of a partition that comes first, and the validation and public parts."""
+    split = partition(_table(data, np.arange(len(labels))), clients, key)
+    taken = IndexLists.of(split.train).values
+    held_out, _ = stratified(labels, validation, 0.0, key, taken=taken)
+    if validation and split.validation is not None:
+        held_out = np.sort(IndexLists.of(split.validation).values)
+    taken = np.concatenate([taken, held_out])
+    common, _ = stratified(labels, public, 0.0, ("public", *key), taken=taken)
+    return split, held_out, common
 
 
 def _check_changes(data: Data, changes: Sequence[Change]) -> None:

@@ -118,7 +118,8 @@ class Flower:
     def sizes(self, run: int, source: Source = "train") -> Sequence[int]:
         """Return the number of examples of each client."""
         self._gather_clients()
-        return [self._count(client, source) for client in range(self._roster.total)]
+        counts = self._roster.counts  # nothing of clients that have not joined
+        return [counts.get(client, {}).get(source, 0) for client in range(self._roster.total)]
 
     def weights(self, run: int, source: Source = "train") -> Sequence[int]:
         """Return the weight of each client in means."""
@@ -259,7 +260,8 @@ class Flower:
                 " starts from the beginning in the next"
             )
         if reply.bad_shares:
-            self._complaint(asked.client, reply.bad_shares)
+            self._note_complaint(asked.client, reply.bad_shares)
+            raise BlamelessError(f"it cannot open the shares of clients {sorted(reply.bad_shares)}")
         content = bytes_in(message.content)
         # an evaluation may answer with a loss that is not finite
         upload = check(unpack(content, self.most), pattern, finite=training)
@@ -269,9 +271,8 @@ class Flower:
         whole = opened(exchange.phase, upload, order.sent)
         return NodeAnswer(whole, str(reply.held), bytes_of(upload))
 
-    def _complaint(self, client: int, dealers: Sequence[int]) -> None:
-        """Raise BlamelessError: the client cannot open the shares that other clients sent it."""
-        raise BlamelessError(f"it cannot open the shares of clients {sorted(dealers)}")
+    def _note_complaint(self, client: int, dealers: Sequence[int]) -> None:
+        """Note that a client cannot open the shares of others; only `Secure` sends shares."""
 
     def _believed(
         self, exchange: Exchange, order: Order, answers: Mapping[int, NodeAnswer]
@@ -338,10 +339,6 @@ class Flower:
             if self.held.get(client, FIRST) not in (FIRST, *found.held):
                 log.warning("client %s has lost what it kept; it starts from the beginning", client)
                 del self.held[client]
-
-    def _count(self, client: int, source: Source) -> int:
-        """Return how many examples a client has; none if it has not joined."""
-        return self._roster.counts.get(client, {}).get(source, 0)
 
     def _weight(self, client: int, source: Source) -> int:
         """Return the weight of a client in means."""

@@ -21,8 +21,16 @@ from feddkd.flower.messages import (
 )
 from feddkd.flower.node_data import NodeConfig
 from feddkd.flower.node_experiment import NodeExperiment, open_experiment
+from feddkd.flower.sent_experiment import SentExperiment
 from feddkd.flower.wire import FIRST, NOTHING, NodeMemory, WireError, pack, unpack
 from feddkd.tensors import Groups
+
+SecretRequest = KeysRequest | SharesRequest | UnmaskRequest
+SECRET_QUERIES: dict[str, type[SecretRequest]] = {
+    "keys": KeysRequest,
+    "shares": SharesRequest,
+    "unmask": UnmaskRequest,
+}
 
 
 def describe(config: NodeConfig, request: NodeRequest, memory: NodeMemory) -> NodeInfo:
@@ -44,49 +52,37 @@ def ask(
     """Answer a query, a request that is no part of an exchange: return (reply, memory)."""
     if query == "info":
         return describe(config, NodeRequest.read(content), memory), memory
-    if query in ("keys", "shares", "unmask"):
-        return _ask_for_secrets(config, query, content, memory)
-    raise WireError(f"unknown query {query!r}; there are: info, keys, shares, unmask")
+    if query not in SECRET_QUERIES:
+        raise WireError(f"unknown query {query!r}; there are: info, {', '.join(SECRET_QUERIES)}")
+    request = SECRET_QUERIES[query].read(content)
+    sent = config.read(request.experiment)
+    config.check(request.client, sent.experiment)
+    return _answer_of_secrets(config, request, sent, memory)
 
 
-def _ask_for_secrets(
-    config: NodeConfig, query: str, content: object, memory: NodeMemory
+def _answer_of_secrets(
+    config: NodeConfig, request: SecretRequest, sent: SentExperiment, memory: NodeMemory
 ) -> tuple[WireMessage, NodeMemory]:
     """Answer a query of secure aggregation."""
     from feddkd.flower import client_masking, shares  # they need flwr
 
-    if query == "shares":
-        dealt = SharesRequest.read(content)
-        config.check(dealt.client, config.read(dealt.experiment).experiment)
-        return client_masking.deal(
-            dealt.client,
-            dealt.session,
-            dealt.threshold,
-            dealt.public,
-            memory,
-            client_masking.NodeKeys(config.key, config.peers),
-            config.least,
-        )
-    if query == "unmask":
-        asked = UnmaskRequest.read(content)
-        config.check(asked.client, config.read(asked.experiment).experiment)
-        return client_masking.reveal(
-            asked.client, asked.session, asked.exchange, asked.survivors, memory
-        )
-    request = KeysRequest.read(content)
-    sent = config.read(request.experiment)
-    config.check(request.client, sent.experiment)
-    # The plan need not fit the network: methods whose plan depends on it are not summed.
-    plan = sent.experiment.parsed_method.plan(request.round)
-    return client_masking.begin(
-        request.client,
-        request.session,
-        sent.name,
-        request.round,
-        shares.names_of(plan),
-        memory,
-        client_masking.NodeKeys(config.key, config.peers),
-    )
+    client, session = request.client, request.session
+    keys = client_masking.NodeKeys(config.key, config.peers)
+    match request:
+        case KeysRequest():
+            # The plan need not fit the network: methods whose plan depends on it are not summed.
+            names = shares.names_of(sent.experiment.parsed_method.plan(request.round))
+            return client_masking.begin(
+                client, session, sent.name, request.round, names, memory, keys
+            )
+        case SharesRequest():
+            return client_masking.deal(
+                client, session, request.threshold, request.public, memory, keys, config.least
+            )
+        case UnmaskRequest():
+            return client_masking.reveal(
+                client, session, request.exchange, request.survivors, memory
+            )
 
 
 def respond(

@@ -94,10 +94,9 @@ class Secure(Flower):
         self._blame_dealers()
         return replies
 
-    def _complaint(self, client: int, dealers: Sequence[int]) -> None:
+    def _note_complaint(self, client: int, dealers: Sequence[int]) -> None:
         for dealer in dealers:
             self._complaints.setdefault(dealer, set()).add(client)
-        super()._complaint(client, dealers)
 
     def _blame_dealers(self) -> None:
         """Put aside who has kept a sum closed by shares that the others cannot open."""
@@ -242,13 +241,11 @@ class Secure(Flower):
             with suppress(WireError):
                 joined = joined_secrets(self._secrets, name, clients, rest)
                 if wrong is not None:
-                    self._blame_teller(wrong)
+                    log.warning("the shares of client %s are wrong; the others suffice", wrong)
+                    node, number = self._roster.nodes[wrong], int(self._secrets.round[1])
+                    self._roster.conduct.failed(node, number)
                 return joined
         return None
-
-    def _blame_teller(self, client: int) -> None:
-        log.warning("the shares of client %s are wrong; the others suffice", client)
-        self._roster.conduct.failed(self._roster.nodes[client], int(self._secrets.round[1]))
 
     def _checked_revealed(self, client: int, content: object) -> dict[int, bytes]:
         """Return a client's shares if there is one of each member, made for this client."""

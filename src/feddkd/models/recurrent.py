@@ -67,15 +67,12 @@ def _gru(a: Tensor, b: Tensor, state: State, projection: Tensor | None) -> State
     return ((1 - z) * n + z * state[0],)
 
 
-def _rnn_tanh(a: Tensor, b: Tensor, state: State, projection: Tensor | None) -> State:
-    return ((a + b).tanh(),)
-
-
-def _rnn_relu(a: Tensor, b: Tensor, state: State, projection: Tensor | None) -> State:
-    return ((a + b).relu(),)
-
-
-STEPS: dict[str, Step] = {"lstm": _lstm, "gru": _gru, "rnn_tanh": _rnn_tanh, "rnn_relu": _rnn_relu}
+STEPS: dict[str, Step] = {
+    "lstm": _lstm,
+    "gru": _gru,
+    "rnn_tanh": lambda a, b, state, projection: ((a + b).tanh(),),
+    "rnn_relu": lambda a, b, state, projection: ((a + b).relu(),),
+}
 
 
 def needs_plain_operations(tensors: Sequence[Any]) -> bool:

@@ -43,20 +43,12 @@ def _five_best(rows: Sequence[Row], target: Goal) -> list[Row]:
     return sorted(rows, key=lambda row: -row["test_accuracy"])[:5]
 
 
-def _best(rows: Sequence[Row], target: Goal) -> list[Row]:
-    return _five_best(rows, target)[:1]
-
-
-def _last(rows: Sequence[Row], target: Goal) -> list[Row]:
-    return list(rows[-1:])
-
-
 AT: Mapping[str, Callable[[Sequence[Row], Goal], list[Row]]] = {
     "best_validation": _best_validation,
     "target": _target,
     "five_best": _five_best,
-    "best": _best,
-    "last": _last,
+    "best": lambda rows, target: _five_best(rows, target)[:1],
+    "last": lambda rows, target: list(rows[-1:]),
 }
 
 

@@ -6,7 +6,7 @@ The first SIGINT or SIGTERM lets the round end and be saved; the second stops at
 import logging
 import signal
 import threading
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 log = logging.getLogger(__name__)
@@ -38,12 +38,7 @@ class Halt:
                 self._before[number] = signal.signal(number, self._ask)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._restore_handlers()
 
     def _ask(self, number: int, frame: FrameType | None) -> None:

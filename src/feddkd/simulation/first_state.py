@@ -42,6 +42,47 @@ class Begun(NamedTuple):
 
 def begin(job: Job, device: torch.device) -> Begun:
     """Return a job before its first round; raise an InputError if its parts do not fit together."""
+    _check(job)
+    federations = together(
+        [
+            job.attack.federation(start.federation, start.seed)
+            .to(device)
+            .for_task(job.model.task, job.dtype)
+            for start in job.starts
+        ]
+    )
+    model, runs, memos = job.model.on(device, job.dtype), list[Run](), list[Groups]()
+    for index, (start, federation) in enumerate(zip(job.starts, federations, strict=True)):
+        params, buffers = (to(group, device, job.dtype) for group in (start.params, start.buffers))
+        if index == 0:
+            federation.transform.check(federation.x)
+            tried = federation.transform(_few(federation.x), job.dtype)
+            model = prove(model, params, buffers, tried)
+        sample = _check_fit(model, params, buffers, federation, job)
+        world = _world(start.seed, federation, sample, job.dtype)
+        state, memo = job.method.start(model, params, buffers, world)
+        check_demands(
+            job.method.fitted(model),
+            state["params"],
+            job.cohort_size,
+            federation.sizes,
+            free_memory(device),
+        )
+        state = {**state, **opened(job.selection, job.clients)}
+        like = next(iter(params.values()), torch.zeros(()))
+        validates = len(federation.validation) > 0
+        runs.append(Run(index, start.seed, state, validates, empty=like.new_zeros(())))
+        memos.append(memo)
+    malicious = [
+        job.attack.first_memos(memo, job.clients, start.seed)
+        for memo, start in zip(memos, job.starts, strict=True)
+    ]
+    aims = job.attack.aims(federations)
+    return Begun(model, federations, runs, memos, sample, malicious, aims)
+
+
+def _check(job: Job) -> None:
+    """Raise InputError if parts of a job do not fit together, whatever its data."""
     task = job.model.task
     check_computes(job.method)
     job.method.check_order()
@@ -52,52 +93,20 @@ def begin(job: Job, device: torch.device) -> Begun:
     job.tolerance.availability.check(job.method.fitted(job.model), job.clients)
     job.attack.check_fits(job.method, task, job.clients)
     job.selection.check_fits(job.method, job.clients, job.cohort_size)
-    federations = together(
-        [
-            job.attack.federation(start.federation, start.seed).to(device).for_task(task, job.dtype)
-            for start in job.starts
-        ]
+
+
+def _world(seed: int, federation: Federation, sample: Sample, dtype: torch.dtype) -> World:
+    """Return what a method may know when it makes its first state."""
+    shape = sample.output.shape[1:]
+    return World(
+        ("method", seed),
+        len(federation.train),
+        federation.classes,
+        len(federation.public),
+        shape.numel(),
+        tuple(shape),
+        example=take(federation.transform(take(federation.x, slice(1)), dtype), 0),
     )
-    model, runs, memos = job.model.on(device, job.dtype), list[Run](), list[Groups]()
-    malicious = list[Mapping[int, Groups]]()
-    for index, (start, federation) in enumerate(zip(job.starts, federations, strict=True)):
-        params, buffers = (to(group, device, job.dtype) for group in (start.params, start.buffers))
-        if index == 0:
-            federation.transform.check(federation.x)
-            tried = federation.transform(_few(federation.x), job.dtype)
-            model = prove(model, params, buffers, tried)
-        sample = _check_fit(model, params, buffers, federation, job)
-        check_public(job.method, federation)
-        whole = job.cohort_size == job.clients
-        check_batches(model, params, buffers, federation, job.method, job.dtype, whole)
-        warn_of_nothing_private(model, job.method)
-        world = World(
-            ("method", start.seed),
-            len(federation.train),
-            federation.classes,
-            len(federation.public),
-            sample.output.shape[1:].numel(),
-            tuple(sample.output.shape[1:]),
-            example=take(federation.transform(take(federation.x, slice(1)), job.dtype), 0),
-        )
-        state, memo = job.method.start(model, params, buffers, world)
-        validates, like = (
-            len(federation.validation) > 0,
-            next(iter(params.values()), torch.zeros(())),
-        )
-        check_demands(
-            job.method.fitted(model),
-            state["params"],
-            job.cohort_size,
-            federation.sizes,
-            free_memory(device),
-        )
-        state = {**state, **opened(job.selection, job.clients)}
-        runs.append(Run(index, start.seed, state, validates, empty=like.new_zeros(())))
-        memos.append(memo)
-        malicious.append(job.attack.first_memos(memo, job.clients, start.seed))
-    aims = job.attack.aims(federations)
-    return Begun(model, federations, runs, memos, sample, malicious, aims)
 
 
 def _few(x: Tree) -> Tree:
@@ -117,7 +126,7 @@ def _check_fit(
     model: Model, params: Tensors, buffers: Tensors, federation: Federation, job: Job
 ) -> Sample:
     """Return what one example's output and target look like; raise InputError if they do not fit
-    the task or the metrics. Only a call of the network shows its output.
+    the task, the metrics or the method. Only a call of the network shows its output.
     """
     x, key = federation.transform(take(federation.x, slice(FEW)), job.dtype), torch.tensor(0)
     with torch.no_grad():
@@ -128,4 +137,8 @@ def _check_fit(
     model.task.check_fit(federation.x, output, federation.y)
     sample = Sample(output[:1].cpu(), take(federation.y, slice(1)), model.task)
     sample.check(job.metrics)
+    check_public(job.method, federation)
+    whole = job.cohort_size == job.clients
+    check_batches(model, params, buffers, federation, job.method, job.dtype, whole)
+    warn_of_nothing_private(model, job.method)
     return sample

@@ -109,7 +109,7 @@ class Pool(Serial):
 
     def _workers_for(self, phase: Phase, tasks: int) -> Workers:
         """Return the present workers if they know the phase and are enough, else new ones."""
-        size = min(self.workers or _cores(), tasks)
+        size = min(self.workers or len(os.sched_getaffinity(0)), tasks)
         known = _position(self._phases, phase) < len(self._phases)
         if self._processes is not None:
             if known and self._processes.are_alive(size):
@@ -200,7 +200,3 @@ def _position(phases: Sequence[Phase], phase: Phase) -> int:
     Phases are compared by identity, since they hold functions.
     """
     return next((n for n, other in enumerate(phases) if other is phase), len(phases))
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))

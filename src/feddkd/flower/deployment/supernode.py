@@ -14,6 +14,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import httpx
 from flwr.app import Error, Message, RecordDict
@@ -122,56 +123,49 @@ def send_heartbeat(client: RuntimeHttpClient) -> bool:
     return True
 
 
-def run_node(
-    app: ClientApp,
-    superlink: str,
-    port: int,
-    key: Path,
-    authority: Path,
-    part: int,
-    parts: int,
-    data: Path | None,
-    secure: bool,
-) -> None:
+class NodeSettings(NamedTuple):
+    """The options with which a SuperNode is started."""
+
+    superlink: str
+    port: int  # its own, on this machine
+    key: Path
+    authority: Path
+    part: int
+    parts: int
+    data: Path | None
+    secure: bool
+
+
+def run_node(app: ClientApp, node: NodeSettings) -> None:
     """Run a SuperNode until it is ended.
 
     Its own port serves only this process: other processes do not have the secret.
     """
-    check_free("127.0.0.1", port)
-    greet(superlink, key, authority)
+    check_free("127.0.0.1", node.port)
+    greet(node.superlink, node.key, node.authority)
     retry_content_sooner()
     with TemporaryDirectory(prefix="feddkd-") as folder:
         secret, file = secrets.token_bytes(32), Path(folder) / "secret"
         file.touch(mode=0o600)
         file.write_bytes(secret)
-        worker = TaskWorker(f"127.0.0.1:{port}", secret, app)
+        worker = TaskWorker(f"127.0.0.1:{node.port}", secret, app)
         replace_node_sleep(worker.sleep)
-        sys.argv = _command(superlink, port, key, authority, part, parts, data, secure, file)
+        sys.argv = _command(node, file)
         flower_supernode()
 
 
-def _command(
-    superlink: str,
-    port: int,
-    key: Path,
-    authority: Path,
-    part: int,
-    parts: int,
-    data: Path | None,
-    secure: bool,
-    secret: Path,
-) -> list[str]:
-    config = f"partition-id={part} num-partitions={parts}"
-    if data:
-        config += f' data="{data}"'
-    if secure:
+def _command(node: NodeSettings, secret: Path) -> list[str]:
+    config = f"partition-id={node.part} num-partitions={node.parts}"
+    if node.data:
+        config += f' data="{node.data}"'
+    if node.secure:
         config += " secure=true"
     options: dict[str, object] = {
-        "--superlink": superlink,
-        "--root-certificates": authority,
-        "--auth-supernode-private-key": key,
+        "--superlink": node.superlink,
+        "--root-certificates": node.authority,
+        "--auth-supernode-private-key": node.key,
         "--host": "127.0.0.1",
-        "--port": port,
+        "--port": node.port,
         "--isolation": "process",
         "--superexec-auth-secret-file": secret,
         "--node-config": config,
