@@ -26,7 +26,7 @@ from feddkd.methods.fedgen import _draw
 from feddkd.randomness import fold
 from feddkd.rounds.evaluation import fitting_protocol
 from feddkd.rounds.loop import Row, Run, choose, play
-from feddkd.tensors import Groups
+from feddkd.tensors import Groups, to
 from plain_labels import Labelled, PlainFedDistill, PlainFedGen
 from small import Pair, distance, federation, run
 
@@ -82,9 +82,8 @@ def played(
     """
     model, method, net = functional(network(norm)), parse(text), network(norm)
     worlds = [World(("method", seed), len(SIZES), 3, 0, OUTPUTS) for seed in seeds]
-    starts = [
-        method.start(model, *model.split(net.to(place).state_dict()), world) for world in worlds
-    ]
+    first = [to(tensors, place, torch.float64) for tensors in model.split(net.state_dict())]
+    starts = [method.start(model, *first, world) for world in worlds]
     data = [federation(clients(seed)).to(torch.device(place)) for seed in seeds]
     host = engine(model, data, [memo for _, memo in starts], torch.float64, **options)
     runs = [Run(at, seed, starts[at][0], has_validation=False) for at, seed in enumerate(seeds)]

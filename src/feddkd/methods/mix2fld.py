@@ -261,7 +261,8 @@ def _draw(samples: Tensors, size: int, key: Tensor) -> dict[str, Tensor]:
 
 def _targets(some: Tensors, outputs: Tensors, beta: float) -> Tensor:
     """Return y + beta G[y] for each sample; a mixed label has the mixture of two targets."""
-    known = outputs["known"].unsqueeze(-1)
-    table = torch.eye(*outputs["mean"].shape).to(outputs["mean"]) + beta * known * outputs["mean"]
+    means, known = outputs["mean"], outputs["known"].unsqueeze(-1)
+    labels = torch.eye(*means.shape, dtype=means.dtype, device=means.device)
+    table = labels + beta * known * means
     weight = some["weight"].unsqueeze(-1)
     return weight * table[some["y"]] + (1 - weight) * table[some["other"]]
