@@ -48,6 +48,15 @@ def test_what_differs_in_training_alone_is_found_too() -> None:
         proven(model)
 
 
+def test_a_network_that_reads_batches_of_one_size_only_is_refused() -> None:
+    class Fixed(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.view(4, 5))
+
+    with pytest.raises(InputError, match="any number of examples"):
+        proven(functional(Fixed(5, 3).double()))
+
+
 def test_a_gradient_that_differs_is_found_although_all_outputs_agree() -> None:
     model = functional(network())
     layer = model.nets["train"].get_submodule("0")

@@ -47,6 +47,8 @@ def prove(model: Model, params: Tensors, buffers: Tensors, x: Tree) -> Model:
             trial = NetworkTrial(model, params, buffers, net, x, key, mode)
             net.load_state_dict(state)
             output = trial.check()
+            if mode == "eval":
+                trial.check_size()
             net.load_state_dict(state)
             trial.check_gradient()
             couples = couples or couples_examples(model, params, buffers, net, x, mode)
@@ -111,6 +113,18 @@ class NetworkTrial:
                 " its tensors"
             )
         return actual
+
+    def check_size(self) -> None:
+        """Raise an InputError if the network cannot read a batch of another size."""
+        half = self.count // 2
+        try:
+            self.call(take(self.x, slice(half)))
+        except Exception as error:
+            self._refuse(
+                f"the network reads {self.count} examples, but not {half}:"
+                f" {_first_sentence(error)}{line_of(error)}",
+                "forward must read any number of examples: the last batch of an epoch is smaller",
+            )
 
     def check_gradient(self) -> None:
         """Raise an InputError if the functional form's gradient is not the module's."""
