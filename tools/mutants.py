@@ -36,6 +36,7 @@ BASELINES = ("tests/methods/test_methods_baselines.py",)
 SHARPNESS = ("tests/methods/test_methods_sharpness.py",)
 ARRIVALS = ("tests/methods/test_methods_arrivals.py",)
 UNMIXING = ("tests/methods/test_methods_unmixing.py",)
+ADAPTERS = ("tests/models/test_adapters.py",)
 PERSONAL = ("tests/methods/test_methods_personal.py",)
 PROOF = ("tests/models/test_proof.py",)
 OWN_TESTS = ("tests/data/test_own_tests.py",)
@@ -456,6 +457,16 @@ MUTANTS = [
            'last + (shared - last) * weight', 'shared + 0 * last * weight', PERSONAL),
     Mutant('FedFish without the Fisher information', 'methods/fedfish.py',
            '* (fisher + epsilon)', '* (0 * fisher + epsilon)', PERSONAL),
+    Mutant("FedEx-LoRA forgets the residual of earlier rounds", 'methods/fedex_lora.py',
+           'state["buffers"][residual] + layer.scale * lacking', 'layer.scale * lacking', ADAPTERS),
+    Mutant('FedEx-LoRA adds the product of the averages', 'methods/fedex_lora.py',
+           ') - product(params[a], params[b])', ') + 0 * product(params[a], params[b])', ADAPTERS),
+    Mutant('adapters ignore alpha', 'models/adapters.py',
+           'layer, alpha / rank', 'layer, 1.0', ADAPTERS),
+    Mutant('the residual has no part in the output', 'models/adapters.py',
+           'output + self._down(x, self.residual)', 'output', ADAPTERS),
+    Mutant('FFA-LoRA trains A', 'models/adapters.py',
+           'requires_grad_(factors == "both")', 'requires_grad_(True)', ADAPTERS),
     Mutant('FedDecorr without the variances', 'methods/feddecorr.py',
            'centred / ((share * centred**2).sum(0) + EPS).sqrt()', 'centred', PERSONAL),
     Mutant("all clients draw the same six classes", "data/partitions/label_skew.py",

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from feddkd.methods import feddistill_plus as feddistill_plus
     from feddkd.methods import feddyn as feddyn
     from feddkd.methods import feded as feded
+    from feddkd.methods import fedex_lora as fedex_lora
     from feddkd.methods import fedexp as fedexp
     from feddkd.methods import fedfish as fedfish
     from feddkd.methods import fedgamma as fedgamma
@@ -87,6 +88,7 @@ if TYPE_CHECKING:
     from feddkd.methods import server_optimiser as server_optimiser
     from feddkd.methods import server_yogi as server_yogi
     from feddkd.methods import topk as topk
+    from feddkd.models.adapters import lora as lora
     from feddkd.models.functional import functional as functional
     from feddkd.tasks.task import Task as Task
 
@@ -97,12 +99,13 @@ __all__ = [
     "Result", "Task", "__version__", "apfl", "aso_fed", "astraea", "centralised", "data_sharing",
     "ditto", "divide", "dkd", "fedacg", "fedadagrad", "fedadam", "fedala", "fedamp", "fedavg",
     "fedavgm", "fedbabu", "fedbn", "fedcm", "feddecorr", "feddf", "feddistill", "feddistill_plus",
-    "feddyn", "feded", "fedexp", "fedfish", "fedgamma", "fedgen", "fedgkd", "fedlc", "fedlesam",
-    "fedma", "fedmax", "fednova", "fedntd", "fedper", "fedproto", "fedprox", "fedrep", "fedrod",
-    "fedrs", "fedsam", "fedsmoo", "fedspeed", "fedyogi", "fine_tune", "from_table", "functional",
-    "lg_fedavg", "load", "local_bn", "local_only", "mix2fld", "mofedsam", "moon", "parse",
-    "per_fedavg", "pfedme", "private", "quantise", "redrawn", "run", "scaffold", "server_adagrad",
-    "server_adam", "server_momentum", "server_optimiser", "server_yogi", "simulate", "topk",
+    "feddyn", "feded", "fedex_lora", "fedexp", "fedfish", "fedgamma", "fedgen", "fedgkd", "fedlc",
+    "fedlesam", "fedma", "fedmax", "fednova", "fedntd", "fedper", "fedproto", "fedprox", "fedrep",
+    "fedrod", "fedrs", "fedsam", "fedsmoo", "fedspeed", "fedyogi", "fine_tune", "from_table",
+    "functional", "lg_fedavg", "load", "local_bn", "local_only", "lora", "mix2fld", "mofedsam",
+    "moon", "parse", "per_fedavg", "pfedme", "private", "quantise", "redrawn", "run", "scaffold",
+    "server_adagrad", "server_adam", "server_momentum", "server_optimiser", "server_yogi",
+    "simulate", "topk",
 ]  # fmt: skip
 # module -> the names that it has
 _PLACES = {
@@ -115,6 +118,7 @@ _PLACES = {
     "feddkd.data.versions": ["redrawn"],
     "feddkd.errors": ["ClientError", "DivergedError", "InputError", "NobodyAnsweredError"],
     "feddkd.experiment": ["Experiment"],
+    "feddkd.models.adapters": ["lora"],
     "feddkd.models.functional": ["functional"],
     "feddkd.tasks.task": ["Task"],
 }

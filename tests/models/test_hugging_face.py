@@ -3,6 +3,7 @@
 `make networks`.
 """
 
+import copy
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from feddkd import functional, simulate
+from feddkd import lora as feddkd_lora
+from feddkd.models.adapters import adapters
 from own_networks import WORDS, Case
 from test_own_networks import METHODS, WAYS, check, data
 
@@ -136,3 +139,17 @@ def test_a_pretrained_model_starts_from_its_weights() -> None:
     embedding = "bert.embeddings.word_embeddings.weight"
     assert torch.equal(params[embedding], net.state_dict()[embedding])
     assert params[embedding].std() < 0.05  # torch's own layers would draw 1
+
+
+def test_peft_reads_the_adapters_of_lora_and_computes_the_same() -> None:
+    torch.manual_seed(0)
+    base, (x, _) = bert().eval(), data(CASES["lora"])[0]
+    net = feddkd_lora(base, rank=2, alpha=6, targets="query, value", trained="")
+    for adapted in adapters(net).values():
+        nn.init.normal_(adapted.get_parameter("lora_B.default.weight"))
+    config = peft.LoraConfig(r=2, lora_alpha=6, target_modules=["query", "value"])
+    theirs = peft.get_peft_model(copy.deepcopy(base), config).eval()
+    assert {f"base_model.model.{name}" for name in net.state_dict()} == set(theirs.state_dict())
+    theirs.load_state_dict({f"base_model.model.{n}": t for n, t in net.state_dict().items()})
+    with torch.no_grad():
+        assert (net(x).logits - theirs(x).logits).abs().max() < 1e-6

@@ -21,6 +21,7 @@ from feddkd.methods.feddistill import feddistill as feddistill
 from feddkd.methods.feddistill import feddistill_plus as feddistill_plus
 from feddkd.methods.feddyn import feddyn as feddyn
 from feddkd.methods.feded import feded as feded
+from feddkd.methods.fedex_lora import fedex_lora as fedex_lora
 from feddkd.methods.fedexp import fedexp as fedexp
 from feddkd.methods.fedfish import fedfish as fedfish
 from feddkd.methods.fedgamma import fedgamma as fedgamma
