@@ -32,7 +32,7 @@ LEVELS = [
 # of methods/
 INFRASTRUCTURE = (
     "arrivals", "local", "registry", "aggregation", "defences", "losses", "personal", "teachers",
-    "unit_matching",
+    "unit_matching", "virtual_samples",
 )  # fmt: skip
 LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}
 FILES = sorted(SOURCE.rglob("*.py"))

@@ -37,6 +37,7 @@ SHARPNESS = ("tests/methods/test_methods_sharpness.py",)
 ARRIVALS = ("tests/methods/test_methods_arrivals.py",)
 UNMIXING = ("tests/methods/test_methods_unmixing.py",)
 ADAPTERS = ("tests/models/test_adapters.py",)
+CALIBRATED = ("tests/methods/test_methods_calibrated.py",)
 PERSONAL = ("tests/methods/test_methods_personal.py",)
 PROOF = ("tests/models/test_proof.py",)
 OWN_TESTS = ("tests/data/test_own_tests.py",)
@@ -445,6 +446,10 @@ MUTANTS = [
            'q = lam / (2 * lam - 1)', 'q = (lam - 1) / (2 * lam - 1)', UNMIXING),
     Mutant('Mix2FLD pairs mixed examples of one client', 'methods/mix2fld.py',
            '(mirrored & (client[:, None] != client))', 'mirrored', UNMIXING),
+    Mutant('RegMean averages by the diagonal alone', 'methods/regmean.py',
+           'return alpha * gram + (1 - alpha)', 'return 0 * gram + 1', CALIBRATED),
+    Mutant("CCVR's covariance is not that about the mean", 'methods/ccvr.py',
+           '(total["square"] - outer)', 'total["square"]', CALIBRATED),
     Mutant('clients arrive in one order in all rounds', 'methods/arrivals.py',
            '"round": ledger["round"] + 1', '"round": ledger["round"]', ARRIVALS),
     Mutant('FedAMP mixes unlike models most', 'methods/fedamp.py',

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from feddkd.methods import apfl as apfl
     from feddkd.methods import aso_fed as aso_fed
     from feddkd.methods import astraea as astraea
+    from feddkd.methods import ccvr as ccvr
     from feddkd.methods import centralised as centralised
     from feddkd.methods import data_sharing as data_sharing
     from feddkd.methods import ditto as ditto
@@ -81,6 +82,7 @@ if TYPE_CHECKING:
     from feddkd.methods import pfedme as pfedme
     from feddkd.methods import private as private
     from feddkd.methods import quantise as quantise
+    from feddkd.methods import regmean as regmean
     from feddkd.methods import scaffold as scaffold
     from feddkd.methods import server_adagrad as server_adagrad
     from feddkd.methods import server_adam as server_adam
@@ -96,16 +98,16 @@ _install_old_paths()
 
 __all__ = [
     "METHODS", "ClientError", "DivergedError", "Experiment", "InputError", "NobodyAnsweredError",
-    "Result", "Task", "__version__", "apfl", "aso_fed", "astraea", "centralised", "data_sharing",
-    "ditto", "divide", "dkd", "fedacg", "fedadagrad", "fedadam", "fedala", "fedamp", "fedavg",
-    "fedavgm", "fedbabu", "fedbn", "fedcm", "feddecorr", "feddf", "feddistill", "feddistill_plus",
-    "feddyn", "feded", "fedex_lora", "fedexp", "fedfish", "fedgamma", "fedgen", "fedgkd", "fedlc",
-    "fedlesam", "fedma", "fedmax", "fednova", "fedntd", "fedper", "fedproto", "fedprox", "fedrep",
-    "fedrod", "fedrs", "fedsam", "fedsmoo", "fedspeed", "fedyogi", "fine_tune", "from_table",
-    "functional", "lg_fedavg", "load", "local_bn", "local_only", "lora", "mix2fld", "mofedsam",
-    "moon", "parse", "per_fedavg", "pfedme", "private", "quantise", "redrawn", "run", "scaffold",
-    "server_adagrad", "server_adam", "server_momentum", "server_optimiser", "server_yogi",
-    "simulate", "topk",
+    "Result", "Task", "__version__", "apfl", "aso_fed", "astraea", "ccvr", "centralised",
+    "data_sharing", "ditto", "divide", "dkd", "fedacg", "fedadagrad", "fedadam", "fedala", "fedamp",
+    "fedavg", "fedavgm", "fedbabu", "fedbn", "fedcm", "feddecorr", "feddf", "feddistill",
+    "feddistill_plus", "feddyn", "feded", "fedex_lora", "fedexp", "fedfish", "fedgamma", "fedgen",
+    "fedgkd", "fedlc", "fedlesam", "fedma", "fedmax", "fednova", "fedntd", "fedper", "fedproto",
+    "fedprox", "fedrep", "fedrod", "fedrs", "fedsam", "fedsmoo", "fedspeed", "fedyogi", "fine_tune",
+    "from_table", "functional", "lg_fedavg", "load", "local_bn", "local_only", "lora", "mix2fld",
+    "mofedsam", "moon", "parse", "per_fedavg", "pfedme", "private", "quantise", "redrawn",
+    "regmean", "run", "scaffold", "server_adagrad", "server_adam", "server_momentum",
+    "server_optimiser", "server_yogi", "simulate", "topk",
 ]  # fmt: skip
 # module -> the names that it has
 _PLACES = {

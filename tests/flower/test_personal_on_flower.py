@@ -1,5 +1,5 @@
 """Personalised methods over the Grid without processes: facts of the nodes' own examples, personal
-models that stay there, and phases before an evaluation.
+models that stay there, phases before an evaluation, and sums of a layer's inputs.
 """
 
 from pathlib import Path
@@ -15,6 +15,8 @@ TEXTS = {
     "fedbabu": f"fedbabu({LOCAL}, tune_epochs=1) | {DKD}",
     "ditto": f"ditto({LOCAL})",
     "per_fedavg": f"per_fedavg({LOCAL})",
+    "regmean": f"fedavg({LOCAL}) | regmean() | {DKD}",
+    "ccvr": f"fedavg({LOCAL}) | ccvr(server_steps=3)",
 }
 
 

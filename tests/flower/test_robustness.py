@@ -123,3 +123,21 @@ def test_attacks_take_place_on_the_nodes(attack: str, tmp_path: Path) -> None:
     serial(tmp_path / "serial", FEDDKD, attack=attack)
     flower(tmp_path / "flower", FEDDKD, attack=attack)
     check_same(tmp_path / "serial", tmp_path / "flower")
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        ("gather='krum'", "gather='geometric'"),
+        ("gather='multi_krum'", "gather='centred', radius=1"),
+    ],
+    ids=lambda rules: rules[0],
+)
+def test_defences_gather_models_and_gradients_of_nodes(
+    rules: tuple[str, str], tmp_path: Path
+) -> None:
+    first, second = rules
+    method = f"fedavg({LOCAL}, {first}) | dkd(steps=2, batch_size=16, lr=0.3, {second})"
+    serial(tmp_path / "serial", method, attack="scaling(clients='1')")
+    flower(tmp_path / "flower", method, attack="scaling(clients='1')")
+    check_same(tmp_path / "serial", tmp_path / "flower")

@@ -82,8 +82,8 @@ def played(
     """
     model, method, net = functional(network(norm)), parse(text), network(norm)
     worlds = [World(("method", seed), len(SIZES), 3, 0, OUTPUTS) for seed in seeds]
-    first = [to(tensors, place, torch.float64) for tensors in model.split(net.state_dict())]
-    starts = [method.start(model, *first, world) for world in worlds]
+    params, buffers = (to(t, place, torch.float64) for t in model.split(net.state_dict()))
+    starts = [method.start(model, params, buffers, world) for world in worlds]
     data = [federation(clients(seed)).to(torch.device(place)) for seed in seeds]
     host = engine(model, data, [memo for _, memo in starts], torch.float64, **options)
     runs = [Run(at, seed, starts[at][0], has_validation=False) for at, seed in enumerate(seeds)]

@@ -117,7 +117,7 @@ def test_a_task_with_a_wrong_part_is_refused(options: dict[str, Any]) -> None:
         Task(**{**parts, **options})
 
 
-OF_CLASSES = {"feddistill", "feddistill_plus", "fedgen", "fedma", "fedntd", "mix2fld"}
+OF_CLASSES = {"ccvr", "feddistill", "feddistill_plus", "fedgen", "fedma", "fedntd", "mix2fld"}
 OF_FEATURES = {"fedmax", "moon"}
 REFUSED = {
     "classification": set[str](),

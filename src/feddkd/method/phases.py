@@ -101,7 +101,8 @@ class Phase:
     # Its place in a round.
     # True if it improves an existing shared model: then the model before it is evaluated, too
     refines: bool = False
-    # True if it uses the change of the shared model that earlier phases of the round made
+    # True if it is nothing without earlier phases of the round, whose change of the shared model
+    # it uses
     follows: bool = False
 
     # State that outlives the exchange.

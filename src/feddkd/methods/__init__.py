@@ -3,6 +3,7 @@
 from feddkd.methods.apfl import apfl as apfl
 from feddkd.methods.aso_fed import aso_fed as aso_fed
 from feddkd.methods.astraea import astraea as astraea
+from feddkd.methods.ccvr import ccvr as ccvr
 from feddkd.methods.centralised import centralised as centralised
 from feddkd.methods.data_sharing import data_sharing as data_sharing
 from feddkd.methods.ditto import ditto as ditto
@@ -58,6 +59,7 @@ from feddkd.methods.private import private as private
 from feddkd.methods.quantise import quantise as quantise
 from feddkd.methods.registry import METHODS as METHODS
 from feddkd.methods.registry import parse as parse
+from feddkd.methods.regmean import regmean as regmean
 from feddkd.methods.scaffold import scaffold as scaffold
 from feddkd.methods.server_optimisers import server_adagrad as server_adagrad
 from feddkd.methods.server_optimisers import server_adam as server_adam

@@ -36,14 +36,14 @@ from feddkd.method import Batch, Collect, Fold, Method, Part, Phase, World
 from feddkd.methods.local import Local, Variant, local_training
 from feddkd.methods.losses import CLASSES, mean
 from feddkd.methods.registry import METHODS
+from feddkd.methods.virtual_samples import draw_samples
 from feddkd.models.functional import Model, Output
-from feddkd.randomness import fold, generator, uniform
+from feddkd.randomness import fold, generator
 from feddkd.spec.schedules import Rate
 from feddkd.spec.types import Bound, Count, NonNegative, Positive
 from feddkd.tensors import Groups, Tensors, add, combine
 
 Mixing = Annotated[float, Bound(least=0, below=0.5)]
-DRAWS = 2000  # stream of random numbers in a step; dropout and augmentation use those below
 
 
 @METHODS.register
@@ -234,7 +234,7 @@ def _convert(beta: float, size: int) -> Fold:
         return {"params": sent["params"], "buffers": sent["buffers"]}
 
     def step(model: Model, sent: Groups, carry: Groups, batch: Batch) -> Groups:
-        some = _draw(sent["samples"], size, batch.key)
+        some = draw_samples(sent["samples"], size, batch.key)
         targets = _targets(some, sent["outputs"], beta)
         drawn = Batch(some["x"], some["y"], torch.full_like(some["weight"], 1 / size), batch.key)
 
@@ -251,12 +251,6 @@ def _convert(beta: float, size: int) -> Fold:
         return carry, memo
 
     return Fold(start, step, finish)
-
-
-def _draw(samples: Tensors, size: int, key: Tensor) -> dict[str, Tensor]:
-    """Return `size` samples, drawn with replacement."""
-    rows = (uniform(key, (size,), DRAWS).double() * len(samples["y"])).long()
-    return combine(lambda tensor: tensor[rows], samples)
 
 
 def _targets(some: Tensors, outputs: Tensors, beta: float) -> Tensor:
