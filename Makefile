@@ -19,8 +19,7 @@ $(DONE): pyproject.toml constraints.txt
 setup: $(DONE) ## install the package and what its tests need into .venv
 
 demo: $(DONE) ## FedAvg, FedProx, FedDKD and two controls on real handwritten digits, in a minute
-	$(BIN)/feddkd run examples/demo.toml --threads 1 --out runs/demo
-	$(BIN)/feddkd report runs/demo --out runs/demo/report.html >/dev/null
+	$(BIN)/feddkd demo
 
 test: $(DONE) ## format, lint, types, tests
 	$(BIN)/ruff format --check

@@ -40,7 +40,8 @@ FLOWER = [*(SOURCE / "flower").rglob("*.py")]  # which alone may import flwr
 
 
 def package_of(path: Path) -> str:
-    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+    first = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+    return "cli" if first == "__main__" else first
 
 
 def imported(path: Path) -> set[str]:
@@ -67,7 +68,7 @@ def test_imports_go_one_way(path: Path) -> None:
 
 
 def test_few_modules_lie_loose_at_the_top() -> None:
-    assert len([path for path in SOURCE.glob("*.py") if path.stem != "__init__"]) <= 8
+    assert len([path for path in SOURCE.glob("*.py") if path.stem.strip("_") == path.stem]) <= 8
     assert len(LEVELS) <= 12
 
 

@@ -20,7 +20,7 @@ LARGEST = 200_000  # bytes of a picture
 
 def run() -> None:
     """The demo with the theory's quantities logged; what is there already is not run again."""
-    experiments = load(ROOT / "examples" / "demo.toml", ["diagnostics=true"])
+    experiments = load(ROOT / "src" / "feddkd" / "cli" / "demo.toml", ["diagnostics=true"])
     for group in lock_step(experiments, [RUNS] * len(experiments)):
         execute([experiments[at] for at in group], out=RUNS)
 

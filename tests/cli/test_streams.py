@@ -9,7 +9,7 @@ import pytest
 
 from made_up import make
 
-COMMAND = f'"{sys.executable}" -m feddkd.cli'
+COMMAND = f'"{sys.executable}" -m feddkd'
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 

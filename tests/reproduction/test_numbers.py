@@ -144,7 +144,8 @@ def losses(rows: Sequence[Row]) -> list[float]:
 
 def test_readme_shows_the_demos_record() -> None:
     runs = recorded(read(SMALL))
-    records = [as_record(runs[one.digest]) for one in load(ROOT / "examples" / "demo.toml")]
+    experiments = load(ROOT / "src" / "feddkd" / "cli" / "demo.toml")
+    records = [as_record(runs[one.digest]) for one in experiments]
     drawn = io.StringIO()
     Console(width=80, file=drawn).print(table(records))
     lines = [line.rstrip() for line in drawn.getvalue().splitlines()]

@@ -153,7 +153,7 @@ def test_a_file_without_one_experiment_with_dkd_is_refused(
 
 
 def test_the_demo_has_controls_though_it_has_some_already(tmp_path: Path, feddkd: Feddkd) -> None:
-    demo = Path(__file__).parents[2] / "examples" / "demo.toml"
+    demo = Path(__file__).parents[2] / "src" / "feddkd" / "cli" / "demo.toml"
     done = feddkd("controls", str(demo), "--out", str(tmp_path / "out.toml"))
     assert done.status == 0
     written = {one.digest for one in load(tmp_path / "out.toml")}

@@ -393,7 +393,7 @@ def test_random_files_are_run_or_refused_in_words(tmp_path: Path, content: str) 
 
 
 def test_the_demo_is_an_experiment() -> None:
-    path = Path(__file__).parents[2] / "examples" / "demo.toml"
+    path = Path(__file__).parents[2] / "src" / "feddkd" / "cli" / "demo.toml"
     table = tomllib.loads(path.read_text())
     sizes = [len(table["variant"]), *(len(values) for values in table["sweep"].values())]
     assert len(load(path)) == math.prod(sizes)

@@ -25,6 +25,9 @@ class CommandPlace(NamedTuple):
 
 
 COMMANDS = {
+    "demo": CommandPlace(
+        "demo", "demo", "Compare five methods on handwritten digits, in a minute; show the report."
+    ),
     "run": CommandPlace(
         "run",
         "run",

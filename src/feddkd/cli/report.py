@@ -10,7 +10,7 @@ import typer
 from feddkd.cli.console import AsJson, console, skipped
 from feddkd.reports.tables import as_json as in_json
 from feddkd.reports.tables import table
-from feddkd.runs.record import Survey, survey
+from feddkd.runs.record import Record, Survey, survey
 
 
 def report(
@@ -61,15 +61,20 @@ def report(
         plates(records, figures)
     page = out or (folders[0] / "report.html" if open_ else None)
     if page is not None:
-        from feddkd.reports.html.page import write
-
-        write(records, page)
-        console(stderr=True).print(f"page written to {page}", soft_wrap=True)
-    if open_ and page is not None:
-        webbrowser.open(page.resolve().as_uri())
+        write_page(records, page, open_)
     if as_json:
         print(json.dumps(in_json(records)))
     skipped(errors)
+
+
+def write_page(records: list[Record], page: Path, open_: bool) -> None:
+    """Write the page about some runs, and show it in a browser if asked to."""
+    from feddkd.reports.html.page import write
+
+    write(records, page)
+    console(stderr=True).print(f"page written to {page}", soft_wrap=True)
+    if open_:
+        webbrowser.open(page.resolve().as_uri())
 
 
 def together(folders: list[Path]) -> Survey:

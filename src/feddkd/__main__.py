@@ -1,0 +1,5 @@
+"""Run the command line with `python -m feddkd`."""
+
+from feddkd.cli import main
+
+main()
