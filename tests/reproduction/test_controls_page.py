@@ -10,7 +10,7 @@ import pytest
 from feddkd.papers.comparison import Comparison, compare
 from feddkd.papers.definitions import read
 from feddkd.papers.results import recorded
-from feddkd.reports.statistics import Paired, holm
+from feddkd.reports.statistics import Paired, holm, paired
 from feddkd.runs.run_costs import run_costs
 
 ROOT = Path(__file__).parents[2]
@@ -74,6 +74,24 @@ def test_on_the_digits_the_lead_is_that_of_averaging_more_often(name: str) -> No
     assert means[short, "final"] > means[lead, "final"]
     for cost in ("comm_to_target", "steps_to_target"):
         assert means[short, cost] < means[lead, cost] / 2
+
+
+@pytest.mark.parametrize("name", ["demo", "dirichlet"])
+def test_every_rule_is_ahead_of_averaging_and_none_of_a_constant_gamma(
+    script: ModuleType, name: str
+) -> None:
+    found = script.rules(name, recorded(read(ROOT / "papers" / "controls")))
+    plain, constant = found.pop(script.PLAIN), found.pop(script.CONSTANT)
+    assert len(found) == 4
+    for of in found.values():
+        ahead = paired(script.scores(of, -1), script.scores(plain, -1))
+        assert ahead is not None
+        assert ahead.difference.n == 10
+        assert ahead.difference.low is not None
+        assert ahead.difference.low > 0
+        behind = paired(script.scores(of, None), script.scores(constant, None))
+        assert behind is not None
+        assert behind.difference.mean < 0
 
 
 def test_on_emnist_labels_lose_and_short_rounds_stay_behind() -> None:
