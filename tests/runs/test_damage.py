@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import torch
 
 from commandline import Feddkd
 from damaged import DAMAGE, finished_run, flip, halted_run, outcome, unseal
 from feddkd import InputError, load
+from feddkd.api.predict import predict
 from feddkd.runs.damage import check
-from feddkd.runs.record import find
+from feddkd.runs.record import find, folder_name
 from feddkd.runs.recorder import Recorder
 from feddkd.runs.runner import execute
 from feddkd.runs.seal import SEAL, read_seal
@@ -47,6 +49,13 @@ def finished(left: Left, tmp_path: Path) -> Path:
     """Return the folder of a copy of the finished run."""
     shutil.copytree(left.finished, tmp_path / "runs")
     return next((tmp_path / "runs").iterdir())
+
+
+@pytest.fixture
+def other(finished: Path) -> Path:
+    """Return the folder of a whole run beside the finished one."""
+    execute([experiment(seed=1, rounds=1)], out=finished.parent, engine="serial")
+    return finished.parent / folder_name(experiment(seed=1, rounds=1))
 
 
 def change_line(path: Path, number: int) -> None:
@@ -130,19 +139,28 @@ def test_damaged_weights_are_not_loaded(finished: Path) -> None:
     flip(finished / "final.safetensors", random.Random(0))
     with pytest.raises(InputError, match=r"final\.safetensors"):
         load(finished.parent)[0].state_dict()
+    with pytest.raises(InputError, match=r"final\.safetensors"):
+        predict(finished, torch.zeros(1, 1, 8, 8))
     assert "final.safetensors" in ended(finished.parent)
 
 
-@pytest.mark.parametrize("command", ["ls", "report", "resume"])
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [("manifest.json", "cut"), ("manifest.json", "remove"), (SEAL, "nest"), (SEAL, "occupy")],
+)
+@pytest.mark.parametrize("command", ["ls", "report", "resume", "check"])
 def test_a_damaged_run_is_named_and_the_others_are_shown(
-    command: str, finished: Path, feddkd: Feddkd
+    command: str, name: str, damage: str, finished: Path, other: Path, feddkd: Feddkd
 ) -> None:
-    out = finished.parent
-    execute([experiment(seed=1, rounds=1)], out=out, engine="serial")
-    change_line(finished / "manifest.json", 9)
-    done = feddkd(command, str(out), "--json")
+    DAMAGE[damage](finished / name, random.Random(0))
+    done = feddkd(command, str(finished.parent), "--json")
     assert done.status == 1
-    assert done.err.count(str(finished)) == 1
+    assert done.err.count(str(finished)) >= 1
+    assert "Traceback" not in done.err
+    if command == "check":
+        states = {run["folder"]: run["state"] for run in json.loads(done.out)["runs"]}
+        assert states == {str(finished): "damaged", str(other): "whole"}
+        return
     runs = json.loads(done.out.splitlines()[-1])
     assert len(runs["methods" if command == "report" else "runs"]) == 1
 
@@ -187,6 +205,10 @@ def damage_weights(folder: Path) -> None:
     flip(folder / "final.safetensors", random.Random(0))
 
 
+def lose_summary(folder: Path) -> None:
+    (folder / "summary.json").unlink()
+
+
 @pytest.mark.parametrize(
     ("state", "damage", "repaired"),
     [
@@ -194,6 +216,7 @@ def damage_weights(folder: Path) -> None:
         ("finished", damage_rows, False),
         ("finished", damage_seal, True),
         ("finished", damage_summary, True),
+        ("finished", lose_summary, True),
         ("finished", damage_weights, False),
     ],
 )

@@ -60,8 +60,20 @@ def remove(path: Path, dice: random.Random) -> None:
     path.unlink()
 
 
+def nest(path: Path, dice: random.Random) -> None:
+    """Write JSON that is nested more deeply than it can be read."""
+    path.write_bytes(dice.choice((b"[", b'{"a":')) * 100_000)
+
+
+def occupy(path: Path, dice: random.Random) -> None:
+    """Put a folder in the place of the file."""
+    path.unlink()
+    path.mkdir()
+
+
 DAMAGE: dict[str, Damage] = {
-    function.__name__: function for function in (flip, cut, swap, repeat, duplicate, remove)
+    function.__name__: function
+    for function in (flip, cut, swap, repeat, duplicate, remove, nest, occupy)
 }
 
 

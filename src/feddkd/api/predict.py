@@ -1,6 +1,5 @@
 """Predictions of a finished run's model on new examples."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,8 @@ from feddkd.engines.select import find_device
 from feddkd.errors import InputError
 from feddkd.experiment import Experiment
 from feddkd.models.functional import Model
+from feddkd.runs.damage import check, raise_if_damaged
+from feddkd.runs.files import parsed
 from feddkd.runs.prepare import network
 from feddkd.simulation import DTYPES
 from feddkd.tasks.task import check_offers
@@ -71,7 +72,10 @@ def _probabilities(model: Model, prepared: Transform, x: Tensor, dtype: torch.dt
 
 
 def _described(folder: Path) -> tuple[Experiment, list[str]]:
-    """Return the experiment and the names of the classes; raise InputError if there are none."""
+    """Return the experiment and the names of the classes; raise InputError if there are none, or
+    if files are damaged.
+    """
+    raise_if_damaged(folder, check(folder))
     manifest, partition = (_page(folder / name) for name in ("manifest.json", "partition.json"))
     keys = {**manifest.get("experiment", {}), "initial": None, "initial_sha256": None}
     if manifest.get("made_by") == "simulate":
@@ -85,7 +89,7 @@ def _described(folder: Path) -> tuple[Experiment, list[str]]:
 
 def _page(path: Path) -> dict[str, Any]:
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
+        return dict(parsed(path.read_bytes()))
     except (OSError, ValueError, TypeError) as error:
         raise InputError(f"{path} cannot be read, so its model cannot be used: {error}") from None
 

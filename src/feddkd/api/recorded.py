@@ -1,6 +1,5 @@
 """A simulation with a record: `simulate(out=...)`."""
 
-import json
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from feddkd.method import own_tensors
 from feddkd.rounds.loop import Row
 from feddkd.runs.continuation import abreast, finished
 from feddkd.runs.description import RunDescription
+from feddkd.runs.files import parsed
 from feddkd.runs.record import read_record
 from feddkd.runs.recorder import PRIVATE
 from feddkd.runs.session import RoundPlayed, RunEnded, Session
@@ -85,7 +85,7 @@ def check_same(folder: Path, description: RunDescription) -> None:
     if not path.exists():
         return
     try:
-        before = _identity(json.loads(path.read_text(encoding="utf-8")))
+        before = _identity(parsed(path.read_bytes()))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} cannot be read: {error!r}") from None
     now = _identity(description.manifest)

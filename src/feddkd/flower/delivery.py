@@ -25,6 +25,7 @@ from feddkd.flower.transport import Outgoing, Transport, json_in, message_record
 from feddkd.flower.wire import MOST, WireError
 from feddkd.runs.files import put
 from feddkd.runs.record import folder_name
+from feddkd.runs.seal import SealWriter
 
 log = logging.getLogger(__name__)
 KEPT = 100  # models in a node's folder for results; a server cannot fill the disk
@@ -82,8 +83,15 @@ def keep(config: NodeConfig, notice: ResultNotice, content: bytes) -> ResultRece
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     keys, model = sent.experiment.as_dict(), sent.experiment.canonical["model"]
     manifest = {"experiment": keys, "canonical": {"model": model}}
-    put(folder / "manifest.json", json.dumps(manifest, indent=2).encode())
-    put(folder / "partition.json", json.dumps({"classes": list(notice.classes)}).encode())
-    put(folder / "final.safetensors", content)
+    files = {
+        "manifest.json": json.dumps({**manifest, "sealed": True}, indent=2).encode(),
+        "partition.json": json.dumps({"classes": list(notice.classes)}).encode(),
+        "final.safetensors": content,
+    }
+    seal = SealWriter(folder)
+    seal.begin([], files)
+    seal.close()
+    for name, text in files.items():
+        put(folder / name, text)
     log.info("the model of a finished run is in %s", folder)
     return ResultReceipt(kept=True)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from feddkd.errors import InputError
 from feddkd.rounds.costs import Costs
-from feddkd.runs.files import put
+from feddkd.runs.files import parsed, put
 from feddkd.simulation import Snapshot
 from feddkd.tensors import Groups
 
@@ -104,7 +104,7 @@ def read(folder: Path, digest: str, round: int, device: torch.device) -> Snapsho
 
 
 def _read(stem: Path, digest: str, device: torch.device) -> Snapshot:
-    page = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
+    page = parsed(stem.with_suffix(".json").read_bytes())
     content = page["page"]
     if page["checksum"] != _checksum(content):
         raise DamagedError(f"the checkpoint {stem}.json is damaged: its checksum differs")

@@ -4,15 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from feddkd.errors import InputError
+from feddkd.runs.files import DamagedRunError, content_of
 from feddkd.runs.seal import LINES, SEAL, RunningDigest, Seal, read_seal
 
 TEXTS = ("manifest.json", "partition.json", "confusion.json", "summary.json", *LINES)
 WEIGHTS = ("final.safetensors", "private.safetensors")
-
-
-class DamagedRunError(InputError):
-    """Files of a run were changed since they were written."""
 
 
 class Flaw(NamedTuple):
@@ -35,13 +31,8 @@ class Checked(NamedTuple):
 
 def contents(folder: Path, names: tuple[str, ...] = TEXTS) -> dict[str, bytes]:
     """Return the contents of those files of a run that are there."""
-    found = {}
-    for name in names:
-        try:
-            found[name] = (folder / name).read_bytes()
-        except FileNotFoundError:
-            continue
-    return found
+    found = {name: content_of(folder / name) for name in names}
+    return {name: content for name, content in found.items() if content is not None}
 
 
 def check(folder: Path, weights: bool = True) -> Checked:

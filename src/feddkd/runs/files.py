@@ -1,9 +1,41 @@
-"""Writing files: completely or not at all, or line by line. Every error names the file."""
+"""Writing files: completely or not at all, or line by line; reading files that may be damaged.
 
+Every error names the file.
+"""
+
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+from feddkd.errors import InputError
+
+
+class DamagedRunError(InputError):
+    """Files of a run were changed since they were written."""
+
+
+def content_of(path: Path) -> bytes | None:
+    """Return the content of a file; None if there is none.
+
+    Raise a DamagedRunError if it cannot be read, as a folder of that name.
+    """
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise DamagedRunError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def parsed(text: str | bytes) -> Any:
+    """Return the value in a JSON text, or raise a ValueError."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("the JSON is nested too deeply") from None
 
 
 def put(path: Path, content: bytes) -> None:

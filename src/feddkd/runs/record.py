@@ -17,7 +17,6 @@ checkpoints/       while the run goes on: where it can be continued (checkpoint.
 lock               while the run goes on: which process writes here
 """
 
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -33,7 +32,8 @@ from feddkd.runs.damage import (
     contents,
     raise_if_damaged,
 )
-from feddkd.runs.seal import LINES
+from feddkd.runs.files import DamagedRunError, content_of, parsed
+from feddkd.runs.seal import LINES, SEAL
 
 if TYPE_CHECKING:  # to read records takes no torch
     from feddkd.experiment import Experiment
@@ -125,7 +125,7 @@ def finished_summary(folder: Path, digest: str) -> dict[str, Any] | None:
 def stored_summary(folder: Path) -> dict[str, Any] | None:
     """Return the content of summary.json; None if there is none."""
     try:
-        return dict(json.loads((folder / "summary.json").read_text(encoding="utf-8")))
+        return dict(parsed((folder / "summary.json").read_bytes()))
     except (OSError, ValueError, TypeError):
         return None
 
@@ -146,9 +146,9 @@ def survey(folder: Path, begun: bool = False, weights: bool = False) -> Survey:
     if not folder.is_dir():
         raise InputError(f"there is no folder {folder}")
     chosen, errors = list[Record](), list[InputError]()
-    for path in sorted(folder.rglob("manifest.json")):
+    for place in run_folders(folder):
         try:
-            record = read_record(path.parent, weights)
+            record = read_record(place, weights)
         except InputError as error:
             errors.append(error)
             continue
@@ -159,6 +159,16 @@ def survey(folder: Path, begun: bool = False, weights: bool = False) -> Survey:
             f"no runs under {folder}; `feddkd run FILE.toml --out {folder}` makes some"
         )
     return Survey(chosen, errors)
+
+
+def run_folders(folder: Path) -> list[Path]:
+    """Return the folders of runs under a folder; also those that have lost their manifest.
+
+    A run that was killed before it had a manifest has no rows either.
+    """
+    whole = {path.parent for path in folder.rglob("manifest.json")}
+    lost = {path.parent for path in folder.rglob(SEAL)} - whole
+    return sorted(whole | {place for place in lost if content_of(place / LINES[0])})
 
 
 def find(folder: Path, begun: bool = False) -> list[Record]:
@@ -183,9 +193,11 @@ def _read_whole(folder: Path, weights: bool) -> Record:
     try:
         found = contents(folder, (*TEXTS, *WEIGHTS) if weights else TEXTS)
         raise_if_damaged(folder, check_contents(folder, found))
-        manifest = json.loads(found["manifest.json"])
+        if "manifest.json" not in found:
+            raise DamagedRunError(f"the run in {folder} is damaged: manifest.json is missing")
+        manifest = parsed(found["manifest.json"])
         read_own(manifest.get("own_metrics", ()))
-        history, timings = (_parsed(found.get(name, b"")) for name in LINES)
+        history, timings = (_rows(found.get(name, b"")) for name in LINES)
         record = Record(folder, manifest, history, [line["seconds"] for line in timings])
         _ = record.label, record.finished, manifest["family"], manifest["protocol"]["test_accuracy"]
         return record
@@ -197,7 +209,7 @@ def _read_whole(folder: Path, weights: bool) -> Record:
 
 def _counts(path: Path) -> Counts | None:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parsed(path.read_bytes())
         return Counts(content["classes"], content["counts"])
     except FileNotFoundError:
         return None
@@ -205,5 +217,5 @@ def _counts(path: Path) -> Counts | None:
         raise InputError(f"{path} cannot be read: {error!r}") from None
 
 
-def _parsed(content: bytes) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in complete_lines(content)]
+def _rows(content: bytes) -> list[dict[str, Any]]:
+    return [parsed(line) for line in complete_lines(content)]

@@ -15,7 +15,7 @@ from feddkd.rounds.loop import Row
 from feddkd.runs import checkpoint
 from feddkd.runs.circumstances import CIRCUMSTANCES, differences
 from feddkd.runs.damage import WEIGHTS, complete_lines
-from feddkd.runs.files import Appended, put
+from feddkd.runs.files import Appended, parsed, put
 from feddkd.runs.lock import Lock
 from feddkd.runs.seal import LINES, SealWriter
 
@@ -74,6 +74,9 @@ class Recorder:
             raise InputError(
                 f"the run in {self.folder} cannot be continued: its metrics were {old}, now {new}"
             )
+        for later in checkpoint.rounds(self.folder):
+            if later > after:  # its rows are cut off here
+                checkpoint.remove_round(self.folder, later)
         rows, timings = (self._cut(name, after) for name in LINES)
         if len(rows) != after:
             raise InputError(
@@ -81,8 +84,8 @@ class Recorder:
                 f" but the rows of {len(rows)} rounds"
             )
         try:
-            history = [json.loads(line) for line in rows]
-            self.seconds = sum(json.loads(line)["seconds"] for line in timings)
+            history = [parsed(line) for line in rows]
+            self.seconds = sum(parsed(line)["seconds"] for line in timings)
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(f"the run in {self.folder} cannot be read: {error!r}") from None
         self._seal.begin(zip(rows, timings, strict=False), {"manifest.json": text})
@@ -172,7 +175,7 @@ class Recorder:
         """Return the manifest on disk: its text and its value."""
         text = (self.folder / "manifest.json").read_bytes()
         try:
-            return text, dict(json.loads(text))
+            return text, dict(parsed(text))
         except (ValueError, TypeError) as error:
             raise InputError(f"the run in {self.folder} cannot be read: {error!r}") from None
 

@@ -4,7 +4,6 @@ An unfinished run can go back to a checkpoint and the rows before it; a summary 
 rows; a seal can be written again if it is all that is damaged.
 """
 
-import json
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -14,11 +13,11 @@ from typing import Any, NamedTuple
 from feddkd.errors import InputError
 from feddkd.runs import checkpoint
 from feddkd.runs.damage import TEXTS, WEIGHTS, Checked, Flaw, check, complete_lines, contents
-from feddkd.runs.files import put
+from feddkd.runs.files import parsed, put
 from feddkd.runs.lock import Lock
-from feddkd.runs.record import read_record
+from feddkd.runs.record import read_record, run_folders
 from feddkd.runs.recorder import in_json
-from feddkd.runs.seal import LINES, SEAL, SealWriter
+from feddkd.runs.seal import LINES, SEAL, SealWriter, read_seal
 from feddkd.runs.summary import summarise
 
 
@@ -45,8 +44,7 @@ def check_runs(folder: Path) -> Iterator[CheckedRun]:
     """Check the runs under a folder; raise an InputError if there are none."""
     if not folder.is_dir():
         raise InputError(f"there is no folder {folder}")
-    marks = ("manifest.json", SEAL)
-    runs = sorted({path.parent for mark in marks for path in folder.rglob(mark)})
+    runs = run_folders(folder)
     if not runs:
         raise InputError(f"no runs under {folder}")
     yield from map(check_run, runs)
@@ -54,11 +52,13 @@ def check_runs(folder: Path) -> Iterator[CheckedRun]:
 
 def check_run(folder: Path) -> CheckedRun:
     """Check all files of a run."""
-    checked = check(folder)
-    if checked.flaws:
-        flaws = list(map(str, checked.flaws))
-        return CheckedRun(folder, "damaged", flaws, _remedy(folder, checked))
     try:
+        checked = check(folder)
+        if checked.flaws:
+            flaws = list(map(str, checked.flaws))
+            return CheckedRun(folder, "damaged", flaws, _remedy(folder, checked))
+        if _has_lost_summary(folder):
+            return CheckedRun(folder, "damaged", ["summary.json is missing"], _new_summary(folder))
         read_record(folder)
     except InputError as error:
         return CheckedRun(folder, "damaged", [str(error)], AGAIN)
@@ -84,8 +84,7 @@ def _remedy(folder: Path, checked: Checked) -> Remedy:
         if damaged == {SEAL} and checked.rounds == _rounds_of(folder):
             return Remedy(f"all else is whole: {SEAL} can be written again", partial(_seal, folder))
         if damaged == {"summary.json"}:
-            what = "the rows are whole: summary.json can be made of them"
-            return Remedy(what, partial(_summarise, folder))
+            return _new_summary(folder)
     elif "manifest.json" not in damaged:
         usable = [t for t in checkpoint.rounds(folder) if t <= checked.rounds]
         if usable:
@@ -94,9 +93,22 @@ def _remedy(folder: Path, checked: Checked) -> Remedy:
     return AGAIN
 
 
+def _has_lost_summary(folder: Path) -> bool:
+    """Return whether a run that was finished has no summary."""
+    seal = read_seal(folder)
+    return (
+        seal is not None and "summary.json" in seal.files and not (folder / "summary.json").exists()
+    )
+
+
+def _new_summary(folder: Path) -> Remedy:
+    what = "the rows are whole: summary.json can be made of them"
+    return Remedy(what, partial(_summarise, folder))
+
+
 def _rounds_of(folder: Path) -> Any:
     """Return the number of rounds in the manifest of a run."""
-    return json.loads((folder / "manifest.json").read_bytes())["canonical"]["rounds"]
+    return parsed((folder / "manifest.json").read_bytes())["canonical"]["rounds"]
 
 
 def _seal(folder: Path) -> None:
@@ -110,7 +122,7 @@ def _seal(folder: Path) -> None:
 
 def _summarise(folder: Path) -> None:
     """Write the summary again, from the rows. The seconds are those of the timings' digits."""
-    (folder / "summary.json").unlink()
+    (folder / "summary.json").unlink(missing_ok=True)
     record = read_record(folder)
     manifest = record.manifest
     facts = {

@@ -12,8 +12,8 @@ from feddkd.engines.select import accepts, check_engine, find_device
 from feddkd.errors import InputError, unknown
 from feddkd.experiment import Experiment
 from feddkd.runs.continuation import abreast, finished
-from feddkd.runs.damage import DamagedRunError
 from feddkd.runs.description import describe_experiment
+from feddkd.runs.files import DamagedRunError
 from feddkd.runs.lock import BusyError
 from feddkd.runs.prepare import Prepared, prepare
 from feddkd.runs.record import folder_name

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from feddkd.runs.files import Appended, put
+from feddkd.runs.files import Appended, content_of, parsed, put
 
 SEAL = "seal.jsonl"
 LINES = ("rounds.jsonl", "timings.jsonl")
@@ -112,9 +112,8 @@ class Seal:
 
 def read_seal(folder: Path) -> Seal | None:
     """Return the seal in a folder; None if there is none."""
-    try:
-        text = (folder / SEAL).read_bytes()
-    except FileNotFoundError:
+    text = content_of(folder / SEAL)
+    if text is None:
         return None
     seal, last = Seal(), ""
     for number, line in enumerate(text.splitlines(keepends=True), 1):
@@ -130,7 +129,7 @@ def read_seal(folder: Path) -> Seal | None:
 
 def _entry(line: bytes) -> dict[str, Any]:
     try:
-        return dict(json.loads(line))
+        return dict(parsed(line))
     except (ValueError, TypeError):
         return {}
 
