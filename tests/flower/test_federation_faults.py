@@ -12,7 +12,7 @@ from feddkd.flower.masking import Words
 from seeded_federation import BrokenLawError, federate
 
 # Each of these has found something once.
-FOUND = (38, 64, 371, 474, 592)
+FOUND = (38, 64, 371, 474, 592, 700116, 700243)
 
 
 @pytest.fixture(scope="module")

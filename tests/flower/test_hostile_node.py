@@ -79,6 +79,19 @@ def test_an_absurd_upload_that_comes_alone_does_not_vouch_for_itself(tmp_path: P
     assert "answered phase 'local', step 1, in round 1" in record.manifest["ended"]
 
 
+def test_a_node_that_is_asked_alone_ends_its_round_and_not_the_run(tmp_path: Path) -> None:
+    def tamper(part: int, asked: Message, reply: Message) -> Message | None:
+        told = asked.metadata.message_type.startswith("train.") and part == 0
+        return with_content(reply, b"nonsense") if told else reply
+
+    flower(tmp_path, FEDDKD, Double(NodeApp(), 3, tamper), cohort=1, rounds=4)
+    played = rows(tmp_path)
+    assert len(played) == 4
+    alone = [row for row in played if row.get("missing") == [["local", 1, 0, "drop"]]]
+    assert alone
+    assert [row for row in played if "ended" in row] == alone
+
+
 def test_texts_of_others_are_cut_and_escaped() -> None:
     assert printable("two\nlines \x1b[31mred") == "two\\nlines \\x1b[31mred"
     assert len(printable("x" * 10_000)) == LONGEST_TEXT + 3

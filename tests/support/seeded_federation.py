@@ -214,18 +214,29 @@ class Federation:
             raise BrokenLawError(f"it took {self.network.clock.now:.0f} s, more than {limit:.0f}")
         missing = {(t, *line) for t, row in enumerate(rows, 1) for line in row.get("missing", [])}
         if self._is_quiet():
-            first = self.plan.lies_at_joining  # then others may join after the first round's start
-            harmed = {
-                t for t, _, _, k, _ in missing if k != self.plan.liar and not (first and t == 1)
-            }
+            begun = self._round_of_the_last_to_join() if self.plan.lies_at_joining else 0
+            harmed = {t for t, _, _, k, _ in missing if k != self.plan.liar}
             harmed |= {t for t, row in enumerate(rows, 1) if "ended" in row}
+            harmed = {t for t in harmed if t > begun}
             if self.ended or len(harmed) > self.plan.secure:
                 raise BrokenLawError(f"harmed: rounds {harmed}, ended: {self.ended!r} {rows}")
         if rows:
             self._compare(rows)
 
+    def _round_of_the_last_to_join(self) -> float:
+        """Return the round in which the last honest client trained for the first time."""
+        first: dict[int, float] = {}
+        for (t, _, _), client in sorted(self.asked):
+            first.setdefault(client, t)
+        honest = set(range(self.plan.nodes)) - {self.plan.liar}
+        return max(first.get(client, float("inf")) for client in honest)
+
     def _is_quiet(self) -> bool:
         faults = self.plan.faults
+        if self.plan.secure and faults.twice:
+            # a client refuses a second order for one mask, and its refusal may come first; the
+            # SuperLink hands out no message twice
+            return False
         return not (faults.lost or faults.slow or faults.damaged or faults.crash or faults.kills)
 
     def _time_limit(self) -> float:

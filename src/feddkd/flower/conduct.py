@@ -20,10 +20,12 @@ class Conduct:
     _in_a_row: dict[int, int] = field(default_factory=dict)
     _until: dict[int, int] = field(default_factory=dict)  # node -> the first round it is asked in
     _times: dict[int, int] = field(default_factory=dict)  # node -> how often it was put aside
+    _last: dict[int, int] = field(default_factory=dict)  # node -> the round of its last failure
 
     def failed(self, node: int, round: int) -> None:
         """Count a failure of a node in a round."""
         self.failures[node] = self.failures.get(node, 0) + 1
+        self._last[node] = round
         self._in_a_row[node] = self._in_a_row.get(node, 0) + 1
         if self._in_a_row[node] >= MOST_FAILURES:
             self.put_aside(node, round, f"has failed {MOST_FAILURES} times in a row")
@@ -39,6 +41,10 @@ class Conduct:
     def did_well(self, node: int) -> None:
         """Forget the failures in a row of a node that has answered well."""
         self._in_a_row.pop(node, None)
+
+    def has_failed(self, node: int, round: int) -> bool:
+        """Return whether a node has failed in a round, or is not asked in it."""
+        return self._last.get(node) == round or self.is_aside(node, round)
 
     def is_aside(self, node: int, round: int) -> bool:
         """Return whether a node is not asked in a round."""

@@ -181,6 +181,8 @@ class Flower:
             for order, by_client in zip(orders, answers, strict=True)
         ]
         self.status.write()
+        if exchange.retain is not None:
+            replies = self._unless_nobody(replies)
         if exchange.phase.codec is None:
             return replies
         return [
@@ -312,6 +314,19 @@ class Flower:
         weights = [self._weight(client, exchange.phase.reads.source) for client in clients]
         return Reply(clients, gather(exchange.phase, stacked, weights))
 
+    def _unless_nobody(self, replies: list[Reply]) -> list[Reply]:
+        """Return the replies; if they hold no client, they end the round as too few clients do, or
+        the run, if no node is left that has not failed in this round.
+        """
+        if any(reply.clients for reply in replies):
+            return replies
+        online, failed = self._transport.online_nodes(), self._roster.conduct.has_failed
+        left = any(
+            node in online and not failed(node, self._round_number)
+            for node in self._roster.nodes.values()
+        )
+        return [reply._replace(short=(0, self._fewest) if left else None) for reply in replies]
+
     def _pattern(self, exchange: Exchange, order: Order) -> Groups:
         """Return groups with the names, shapes and types of an upload."""
         upload, memo = tried(
@@ -343,6 +358,11 @@ class Flower:
     def _weight(self, client: int, source: Source) -> int:
         """Return the weight of a client in means."""
         return self._roster.weights.get(client, {}).get(source, 0)
+
+    @property
+    def _fewest(self) -> int:
+        """The number of clients that an exchange needs."""
+        return 1
 
     @property
     def _round_number(self) -> int:

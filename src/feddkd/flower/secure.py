@@ -80,6 +80,7 @@ class Secure(Flower):
             return [Reply(order.cohort, {}, (1, LEAST)) for order in orders]
         (order,) = orders
         self._gather_clients()
+        self._begin_round(order)
         if self._secrets.round != order.key[:2]:
             self._secrets = self._begin_secure_round(order)
             self._undelivered = self._secrets.sealed
@@ -87,12 +88,17 @@ class Secure(Flower):
         members = agreed.sealed or agreed.public
         cohort = tuple(client for client in order.cohort if client in members)
         if len(agreed.sealed) < agreed.threshold:
-            return [Reply(cohort, {}, (len(agreed.sealed), agreed.threshold))]
+            short = Reply(cohort, {}, (len(agreed.sealed), agreed.threshold))
+            return self._unless_nobody([short])
         self._complaints = {}
         replies = super().exchange(exchange, [order._replace(cohort=cohort)])
         self._undelivered = {}
         self._blame_dealers()
         return replies
+
+    @property
+    def _fewest(self) -> int:
+        return self._secrets.threshold
 
     def _note_complaint(self, client: int, dealers: Sequence[int]) -> None:
         for dealer in dealers:
@@ -147,7 +153,9 @@ class Secure(Flower):
         """
         answers: dict[int, Answer] = {}
         outgoing = list(self._queries(query, requests, round))
+        silent = {asked.node for asked in outgoing}
         for asked, message in self._transport.send(outgoing, self.deadline):
+            silent.discard(asked.node)
             try:
                 answers[asked.client] = read(asked.client, json_in(message))
             except Exception as error:  # whatever a node sends, it is that node's fault
@@ -156,7 +164,9 @@ class Secure(Flower):
                 if not isinstance(error, BlamelessError):
                     self._roster.conduct.failed(asked.node, round)
             if len(answers) == enough:
-                break
+                return answers
+        for node in silent:
+            self._roster.conduct.failed(node, round)
         return answers
 
     def _queries(

@@ -143,6 +143,7 @@ class Exchanges:
         """Update costs, cohort and state of one run."""
         turn, run, phase = asked.turn, asked.turn.run, exchange.phase
         note_missing(exchange, asked, replies)
+        short = next((reply.short for reply in replies if reply.short), None)
         replies = [reply for reply in replies if reply.clients]
         clients = list(turn.cohort)
         if phase.at == "clients":
@@ -154,8 +155,8 @@ class Exchanges:
         )
         examples = [sizes[client] for client in clients]
         if phase.asks_clients and asked.orders:
-            run.costs = run.costs.after(phase, asked.orders, replies, examples, len(turn.cohort))
-        short = next((reply.short for reply in replies if reply.short), None)
+            active = max(len(turn.cohort), 1)
+            run.costs = run.costs.after(phase, asked.orders, replies, examples, active)
         if len(turn.cohort) < self.tolerance.min_clients:
             short = len(turn.cohort), self.tolerance.min_clients
         if short:

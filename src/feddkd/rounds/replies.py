@@ -32,7 +32,8 @@ def bad_clients(asked: Asked, replies: Sequence[Reply], memos: Mapping[int, Grou
 def note_missing(exchange: Exchange, asked: Asked, replies: Sequence[Reply]) -> None:
     """Remove the clients that did not reply from the cohort, and record them under `missing`.
 
-    An engine may have lost further clients. Raise an error if no client is left.
+    An engine may have lost further clients. Raise an error if no client is left, unless the engine
+    says that the round alone ends.
     """
     turn = asked.turn
     expected = {client for order in asked.orders for client in order.cohort}
@@ -44,6 +45,8 @@ def note_missing(exchange: Exchange, asked: Asked, replies: Sequence[Reply]) -> 
         lines = [[phase, step, client, asked.absent.get(client, "drop")] for client in missing]
         turn.row["missing"] = [*before, *lines]
     turn.cohort = tuple(client for client in turn.cohort if client not in missing)
+    if any(reply.short for reply in replies):
+        return
     if not (turn.cohort if exchange.phase.at == "clients" else answered):
         if "not finite" in asked.absent.values():
             raise DivergedError(f"no client sent finite numbers in {turn.where(exchange)}")
