@@ -102,6 +102,65 @@ def test_sequences_of_different_lengths_get_a_mask() -> None:
     assert not data.train.x["sequence"][~data.train.x["mask"]].any()
 
 
+def test_several_sequences_share_their_mask() -> None:
+    lengths = [1 + n % 3 for n in range(12)]
+    table: dict[str, Any] = {
+        "ids": [[5] * n for n in lengths],
+        "segments": [[2] * n for n in lengths],
+        "weight": [0.5] * 12,
+        "label": [0, 1] * 6,
+    }
+    x = feddkd.from_table(table, 0.25, y="label").train.x
+    assert set(x) == {"ids", "segments", "weight", "mask"}
+    assert torch.equal(x["ids"], 5 * x["mask"])
+    assert torch.equal(x["segments"], 2 * x["mask"])
+    named = {"input_ids": table["ids"], "attention_mask": [[1] * n for n in lengths]}
+    given = feddkd.from_table({**named, "label": table["label"]}, 0.25, y="label").train.x
+    assert set(given) == {"input_ids", "attention_mask"}
+    assert torch.equal(given["input_ids"], 5 * given["attention_mask"])
+    other = {**table, "segments": table["segments"][::-1]}
+    with pytest.raises(InputError, match="ids, segments"):
+        feddkd.from_table(other, 0.25, y="label")
+
+
+@pytest.mark.parametrize("has_mask", [True, False])
+def test_items_that_are_dicts_of_sequences_get_one_length_and_a_mask(has_mask: bool) -> None:
+    def rows(*lengths: int) -> list[tuple[dict[str, torch.Tensor], int]]:
+        mask = {"attention_mask": torch.ones(5, dtype=torch.int64)} if has_mask else {}
+        return [
+            (
+                {"ids": torch.full((n,), 7), "place": torch.ones(5), **cut(mask, n)},
+                n % 2,
+            )
+            for n in lengths
+        ]
+
+    def cut(parts: dict[str, torch.Tensor], length: int) -> dict[str, torch.Tensor]:
+        return {name: part[:length] for name, part in parts.items()}
+
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.out = nn.Embedding(9, 4), nn.Linear(4, 2)
+
+        def forward(self, ids: torch.Tensor, place: torch.Tensor, **mask: torch.Tensor) -> Any:
+            (counted,) = mask.values()
+            assert ids.shape == counted.shape == (len(ids), 5)
+            assert torch.equal(ids, 7 * counted)
+            assert place.shape == (len(ids), 5)
+            return self.out((self.embed(ids) * counted[..., None]).sum(1))
+
+    result = feddkd.simulate(
+        model=Mean,
+        clients=[rows(2, 5, 3), rows(3), rows(4, 4)],  # the last two have one length each
+        test=rows(1, 2),
+        method="fedavg(epochs=1)",
+        engine="serial",
+        progress=False,
+    )
+    assert result.history[0]["test_loss"] > 0
+
+
 def test_clients_whose_sequences_differ_in_length_get_one_length() -> None:
     class Mean(nn.Module):
         def __init__(self) -> None:
@@ -229,11 +288,25 @@ def test_pandas_arrow_and_hugging_face_tables_give_the_same_data(tmp_path: Path)
     wanted = feddkd.from_table(PATIENTS, **chosen).digest
     for given in (frame, table, saved):
         assert feddkd.from_table(given, **chosen).digest == wanted
+    both = datasets.DatasetDict({"train": saved, "test": saved})
+    both.save_to_disk(str(tmp_path / "both"))
+    read = SOURCES.one("table(path='both', x='age,pulse', y='ill')").load(tmp_path)
+    assert (len(read.train), len(read.test)) == (ROWS, ROWS)
+    with pytest.raises(InputError, match="train, test"):
+        feddkd.from_table(both, **chosen)
     for path in ("saved", "a.parquet"):
         text = f"table(path='{path}', x='age,pulse', y='ill', owner='hospital')"
         assert SOURCES.one(text).load(tmp_path).digest == wanted
     with pytest.raises(InputError, match="from_table"):
         feddkd.simulate(model=nn.Linear(2, 3), clients=[frame], test=frame, method="fedavg()")
+
+
+def test_a_lazy_frame_is_collected_once() -> None:
+    polars = pytest.importorskip("polars")
+    frame = polars.DataFrame(PATIENTS)
+    chosen: dict[str, Any] = {"x": ["age", "pulse"], "y": "ill", "owner": "hospital"}
+    wanted = feddkd.from_table(PATIENTS, **chosen).digest
+    assert feddkd.from_table(frame.lazy(), **chosen).digest == wanted
 
 
 def test_pictures_and_named_labels_of_hugging_face_are_read() -> None:

@@ -5,13 +5,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from feddkd.data.conversion import in_words, is_table, tensor_of
-from feddkd.data.sequences import differ_in_length, padded
+from feddkd.data.sequences import differ_in_length, filled
 from feddkd.errors import InputError, unknown
-from feddkd.trees import Tree
+from feddkd.tasks.task import IGNORED
 
 
 class DataColumn(NamedTuple):
@@ -31,8 +30,12 @@ class DataColumn(NamedTuple):
         """Each value is a text."""
         return isinstance(self.values, np.ndarray) and self.values.dtype.kind == "U"
 
-    def tensor(self, target: bool = False) -> Tree:
-        """Return the values as a tensor; sequences of different lengths are padded."""
+    def target(self) -> Tensor:
+        """Return the values as targets: sequences of different lengths are padded with -100."""
+        return filled(self.rows(), IGNORED)
+
+    def rows(self) -> Sequence[Tensor] | Tensor:
+        """Return the values as tensors, whose first axes alone may differ."""
         if self.numeric:
             return tensor_of(self.values, f"column {self.name!r}")
         if self.textual:
@@ -41,24 +44,36 @@ class DataColumn(NamedTuple):
                 " several columns, turn it into numbers first"
             )
         tensors = [tensor_of(value, f"column {self.name!r}") for value in self.values]
-        if differ_in_length(tensors):
-            return padded(tensors, target)
-        if len({(tensor.shape, tensor.dtype) for tensor in tensors}) != 1:
+        one_kind = len({(tensor.shape, tensor.dtype) for tensor in tensors}) == 1
+        if not one_kind and not differ_in_length(tensors):
             raise InputError(f"the values of column {self.name!r} must all have one shape and type")
-        return torch.stack(tensors)
+        return tensors
 
 
 def columns_of(table: Any) -> dict[str, Any]:
-    """Return the columns of a table by their names, not read yet."""
-    if isinstance(table, Mapping):
-        return {str(name): values for name, values in table.items()}
-    if not is_table(table):
+    """Return the keys of a table's columns by their names."""
+    if type(table).__name__ == "DatasetDict":
+        raise InputError(
+            f"a DatasetDict has several tables ({', '.join(table)}): give the one to train on, and"
+            " as second argument the one to test on"
+        )
+    if not isinstance(table, Mapping) and not is_table(table):
         raise InputError(
             "a table must be a DataFrame, an Arrow table, a Hugging Face data set or a dict of"
             f" columns, not {in_words(table)}"
         )
-    names = table.column_names if hasattr(table, "column_names") else table.columns
-    return {str(name): table[name] for name in names}
+    names = getattr(table, "column_names", None) or getattr(table, "columns", table)
+    return {str(name): name for name in names}
+
+
+def count_rows(table: Any) -> int:
+    """Return the number of rows of a table; raise InputError if columns differ in it."""
+    names = columns_of(table)
+    of_dict = isinstance(table, Mapping)
+    counts = {len(table[key]) for key in names.values()} if of_dict else {len(table)}
+    if len(counts) != 1 or not names or not min(counts):
+        raise InputError(f"the columns of a table have one length, above 0; these have {counts}")
+    return counts.pop()
 
 
 def read_column(table: Any, name: str) -> DataColumn:
@@ -67,7 +82,7 @@ def read_column(table: Any, name: str) -> DataColumn:
     if name not in columns:
         raise unknown(f"the table has no column {name!r}", name, columns, "it has")
     labels = getattr(getattr(table, "features", {}).get(name), "names", None) or ()
-    return DataColumn(name, _values(name, columns[name]), tuple(labels))
+    return DataColumn(name, _values(name, table[columns[name]]), tuple(labels))
 
 
 def _values(name: str, given: Any) -> Any:

@@ -7,8 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from feddkd.data.sequences import differ_in_length, padded
+from feddkd.data.sequences import differ_in_length, filled, padded
 from feddkd.errors import InputError
+from feddkd.tasks.task import IGNORED
 from feddkd.trees import Tree, kind_in_words, map_tensors
 
 # the types of numbers of which an array and a tensor can share the memory
@@ -74,7 +75,7 @@ def item_of(item: Any, index: int) -> tuple[Tree, Tree]:
 def stacked(items: Sequence[tuple[Tree, Tree]]) -> tuple[Tree, Tree]:
     """Return the items of a data set as one tree of examples and one of targets.
 
-    Sequences of different lengths are padded: see `padded`.
+    Sequences of different lengths are padded: see sequences.py.
     """
     if not items:
         raise InputError("the data set is empty: it has no items")
@@ -84,7 +85,9 @@ def stacked(items: Sequence[tuple[Tree, Tree]]) -> tuple[Tree, Tree]:
 
 def _stack(trees: Sequence[Tree], side: int) -> Tree:
     if differ_in_length(trees):
-        return padded(trees, target=side == 1)
+        return filled(trees, IGNORED) if side == 1 else padded({"sequence": trees})
+    if side == 0 and (columns := _ragged_columns(trees)):
+        return padded(columns)
     kinds = {kind_in_words(map_tensors(lambda t: t[None], tree)) for tree in trees}
     if len(kinds) != 1:
         raise InputError(
@@ -92,6 +95,18 @@ def _stack(trees: Sequence[Tree], side: int) -> Tree:
             f" {len(kinds)} shapes"
         )
     return map_tensors(lambda *tensors: torch.stack(tensors), *trees)
+
+
+def _ragged_columns(trees: Sequence[Tree]) -> dict[str, list[Tensor]] | None:
+    """Return the tensors of dicts by their names, if they differ only in the lengths of some."""
+    if not all(isinstance(tree, Mapping) and set(tree) == set(trees[0]) for tree in trees):
+        return None
+    columns = {name: [tree[name] for tree in trees] for name in trees[0]}
+    if not any(map(differ_in_length, columns.values())):
+        return None
+    others = [column for column in columns.values() if not differ_in_length(column)]
+    one_kind = all(len({kind_in_words(t[None]) for t in column}) == 1 for column in others)
+    return columns if one_kind else None
 
 
 def joined(pairs: Sequence[Any]) -> tuple[Any, Any] | None:

@@ -8,9 +8,16 @@ import numpy as np
 import torch
 
 from feddkd.data.batches import Indices
-from feddkd.data.columns import DataColumn, chosen_names, columns_of, read_column
+from feddkd.data.columns import (
+    DataColumn,
+    chosen_names,
+    columns_of,
+    count_rows,
+    read_column,
+)
 from feddkd.data.division import stratified
 from feddkd.data.examples import Data, Examples, Words, from_arrays
+from feddkd.data.sequences import padded
 from feddkd.data.text import encoded, next_characters, vocabulary
 from feddkd.errors import InputError
 from feddkd.trees import Tree, take
@@ -51,7 +58,8 @@ def from_table(
         test: A second table, or the share of every class and owner that is the test set.
         x: The columns of inputs; by default all others. Columns of numbers become one matrix. One
             column may also hold arrays, pictures, sequences or texts; several such columns become a
-            dict. Sequences of different lengths are padded: {"sequence": ..., "mask": ...}.
+            dict. Sequences of different lengths are padded: {"sequence": ..., "mask": ...}, or with
+            several columns under their names, and "mask" if no name ends in it.
         y: The column of targets, or several columns of numbers. Without it, x is one column of
             texts, and the target of a character is the one that follows it (task `language`).
         owner: The column that says to whom a row belongs: partition = "owners()" makes a client of
@@ -66,8 +74,10 @@ def from_table(
 
     Names of classes are numbered in order, and the record of a run has them.
     """
-    tables = [train] if isinstance(test, float) else [train, test]
-    sizes = [_count(table) for table in tables]
+    given = [train] if isinstance(test, float) else [train, test]
+    # a LazyFrame of polars is read when it is collected
+    tables = [table.collect() if hasattr(table, "collect") else table for table in given]
+    sizes = [count_rows(table) for table in tables]
     inputs = _input_names(tables[0], x, y, owner, group)
     read = _read(tables, inputs, y, targets, length)
     owners, domains = _owners(tables, owner)
@@ -127,15 +137,6 @@ def numbered(words: Sequence[str]) -> tuple[Indices, tuple[str, ...]]:
     return np.array([numbers[word] for word in words], np.int64), tuple(names)
 
 
-def _count(table: Any) -> int:
-    """Return the number of rows of a table; raise InputError if columns differ in it."""
-    columns = columns_of(table)
-    counts = {len(values) for values in columns.values()}
-    if len(counts) != 1 or not min(counts, default=0):
-        raise InputError(f"the columns of a table have one length, above 0; these have {counts}")
-    return counts.pop()
-
-
 def _input_names(
     table: Any, x: Names | None, y: Names | None, owner: str | None, group: str | None
 ) -> list[str]:
@@ -185,24 +186,26 @@ def _inputs(columns: Sequence[DataColumn]) -> Tree:
     if all(column.numeric for column in columns):
         matrix = np.stack([column.values.astype(np.float64) for column in columns], axis=1)
         return torch.from_numpy(matrix.astype(np.float32))
-    if len(columns) == 1:
-        return columns[0].tensor()
-    return {column.name: column.tensor() for column in columns}
+    (one, *others) = columns
+    if others:
+        return padded({column.name: column.rows() for column in columns})
+    rows = padded({"sequence": one.rows()})
+    return rows if "mask" in rows else rows["sequence"]
 
 
 def _targets(columns: Sequence[DataColumn], targets: Targets) -> tuple[Tree, tuple[str, ...], bool]:
     """Return the targets, the names of their classes, and whether they are class labels."""
     if len(columns) > 1:
-        parts = [column.tensor(target=True) for column in columns]
+        parts = [column.target() for column in columns]
         dtype = torch.float32 if any(t.is_floating_point() for t in parts) else torch.int64
         return torch.stack([part.to(dtype) for part in parts], 1), (), False
     (column,) = columns
     if not column.numeric and not column.textual:
-        return column.tensor(target=True), (), False
+        return column.target(), (), False
     if targets == "auto":
         targets = "numbers" if _has_fractions(column.values) else "classes"
     if targets == "numbers":
-        goal = column.tensor(target=True)
+        goal = column.target()
         return goal.float() if goal.is_floating_point() else goal, (), False
     if column.labels:
         return torch.from_numpy(column.values.astype(np.int64)), column.labels, True
@@ -218,7 +221,7 @@ def _has_fractions(values: Any) -> bool:
 def _owners(tables: Sequence[Any], owner: str | None) -> tuple[Indices, tuple[str, ...]]:
     """Return the number of the owner of each row, and the owners' names."""
     if owner is None:
-        return np.zeros(sum(map(_count, tables)), np.int64), ()
+        return np.zeros(sum(map(count_rows, tables)), np.int64), ()
     return numbered(_words(tables, owner, "owners").tolist())
 
 

@@ -72,13 +72,14 @@ def table(
 
 def read_parts(path: Path) -> dict[str, Any]:
     """Return the tables in a file or folder: "train", and "test" if it is divided."""
+    if (path / "dataset_dict.json").exists():
+        return dict(_saved(path))
     if is_leaf_folder(path):
         return {part: leaf_files(path / part) for part in ("train", "test")}
     if path.is_dir() and any(path.glob("*.txt")):
         return {"train": _texts(path)}
     if path.is_dir():
-        saved = _saved(path)
-        return dict(saved) if "train" in getattr(saved, "keys", dict)() else {"train": saved}
+        return {"train": _saved(path)}
     if path.suffix.lower() not in READERS:
         raise InputError(
             f"the name of a table ends in {', '.join(READERS)}, or it is a folder; not {path.name}"
