@@ -88,6 +88,45 @@ def test_marks_of_labels_may_have_any_type(kind: torch.dtype) -> None:
     assert run("multilabel", X, MARKS.to(kind), net, metrics=metrics).history == expected
 
 
+NOTHING = torch.full_like(TOKENS, -100)
+
+
+@pytest.mark.parametrize(
+    ("parts", "named"),
+    [
+        ({"clients": [(TOKENS, TOKENS.roll(-1, 1)), (TOKENS, NOTHING)]}, "client 1's training"),
+        ({"test": (TOKENS, NOTHING)}, "the test"),
+        ({"validation": (TOKENS, NOTHING)}, "the validation"),
+        ({"client_tests": [(TOKENS, NOTHING)]}, "client 0's test"),
+    ],
+)
+def test_examples_of_which_nothing_counts_are_refused_by_their_owner(
+    parts: dict[str, Any], named: str
+) -> None:
+    pair = (TOKENS, TOKENS.roll(-1, 1))
+    given = {"clients": [pair], "test": pair, **parts}
+    with pytest.raises(InputError, match=f"none of the targets of {named} examples counts"):
+        simulate(model=tokens(), task="language", method="fedavg()", progress=False, **given)
+
+
+def test_one_label_each_may_have_an_axis_of_its_own() -> None:
+    torch.manual_seed(0)
+    net = linear(1)
+    expected = run("binary", X, LABELS % 2, net).history
+    assert run("binary", X, (LABELS % 2)[:, None].float(), net).history == expected
+
+
+@pytest.mark.parametrize("engine", ["serial", "batched"])
+def test_inputs_may_be_truth_values_or_whole_numbers_of_any_shape(engine: str) -> None:
+    torch.manual_seed(0)
+    net = linear(3)
+    expected = run("classification", (X > 0).float(), LABELS, net, engine=engine).history
+    assert run("classification", X > 0, LABELS, net, engine=engine).history == expected
+    table = nn.Sequential(nn.Embedding(7, 4), nn.Flatten(), nn.Linear(24, 3))
+    rows = run("classification", TOKENS.reshape(12, 3, 2), LABELS, table, engine=engine).history
+    assert rows == run("classification", TOKENS, LABELS, table, engine=engine).history
+
+
 BAD: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "one floating-point number": (
         lambda z, y, share: (z - y).square().sum(-1),

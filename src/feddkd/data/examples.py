@@ -21,7 +21,7 @@ from feddkd.data.conversion import (
     stacked,
     tree_of,
 )
-from feddkd.data.sequences import is_padded, of_one_length, targets_of_one_length
+from feddkd.data.sequences import mask_of, of_one_length, targets_of_one_length
 from feddkd.errors import InputError
 from feddkd.trees import (
     Tree,
@@ -151,7 +151,7 @@ def _holds_examples(source: Any) -> bool:
 
 def alike(parts: Sequence[Examples]) -> list[Examples]:
     """Return parts of a data set in one form: padded sequences get one length and a mask."""
-    if not any(is_padded(part.x) for part in parts):
+    if all(mask_of(part.x) is None for part in parts):
         return list(parts)
     xs = of_one_length([part.x for part in parts])
     ys = targets_of_one_length([part.y for part in parts])
@@ -180,6 +180,7 @@ def _checked(x: Tree, y: Tree, domain: Tensor | None, class_labels: bool | None)
             raise InputError(
                 f"labels must be one tensor of shape ({count},), not {kind_in_words(y)}"
             )
+        y = y.squeeze(1) if y.shape[1:] == (1,) else y
         _check_whole("labels", y, count)
         return Examples(map_tensors(_long, x), y.long(), domain)
     for name, tensor in named_tensors_of("the targets", y).items():
@@ -202,12 +203,6 @@ def _check_one_input(x: Tensor) -> None:
         raise InputError(
             "examples must not be empty, and have a shape such as (N, features) or (N, C, H, W);"
             f" not {tuple(x.shape)}"
-        )
-    tokens = x.dtype in WHOLE and x.ndim == 2
-    if x.dtype != torch.uint8 and not x.is_floating_point() and not tokens:
-        raise InputError(
-            f"examples must be uint8 or floating point, not {x.dtype}; other whole numbers are"
-            " tokens, of shape (N, length)"
         )
     if x.dtype == torch.uint8 and x.ndim == 4 and x.shape[1] > 4 >= x.shape[3]:
         raise InputError(

@@ -2,9 +2,11 @@
 
 import logging
 
+import numpy as np
 import torch
 
 from feddkd.data.federation import Federation
+from feddkd.data.index_lists import IndexLists
 from feddkd.errors import InputError
 from feddkd.method import Method
 from feddkd.models.functional import Model
@@ -26,6 +28,26 @@ def check_classes(output: torch.Tensor, classes: int) -> None:
             "the network's outputs are probabilities, such as those of a softmax; the loss takes"
             " logits: leave the softmax out"
         )
+
+
+def check_counted(federation: Federation) -> None:
+    """Raise InputError if nothing counts in the targets of a client, or of the server's tests."""
+    if federation.units is None:
+        return
+    clients = {
+        "training": federation.train,
+        "test": federation.own_test,
+        "validation": federation.own_validation,
+    }
+    server = {"test": [federation.test], "validation": [federation.validation]}
+    for owner, parts in (("client {}'s", clients), ("the", server)):
+        for part, given in parts.items():
+            lists = IndexLists.of(given or ())
+            counted = np.bincount(lists.owners, federation.units[lists.values], len(lists))
+            empty = np.flatnonzero((counted == 0) & (lists.sizes > 0))
+            if len(empty):
+                whose = owner.format(empty[0])
+                raise InputError(f"none of the targets of {whose} {part} examples counts")
 
 
 def check_batches(

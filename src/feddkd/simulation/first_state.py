@@ -16,6 +16,7 @@ from feddkd.rounds.job_checks import (
     check_batches,
     check_classes,
     check_computes,
+    check_counted,
     check_models_left,
     check_public,
     warn_of_nothing_private,
@@ -137,6 +138,7 @@ def _check_fit(
     model.task.check_fit(federation.x, output, federation.y)
     sample = Sample(output[:1].cpu(), take(federation.y, slice(1)), model.task)
     sample.check(job.metrics)
+    check_counted(federation)
     check_public(job.method, federation)
     whole = job.cohort_size == job.clients
     check_batches(model, params, buffers, federation, job.method, job.dtype, whole)
