@@ -84,6 +84,26 @@ def test_own_tests_have_the_labels_of_the_training_examples(text: str) -> None:
             assert np.abs(shares(y, train) - shares(y, test)).sum() / 2 < 0.15
 
 
+def test_tests_that_a_partition_deals_give_way_to_own_tests() -> None:
+    data = from_arrays((DATA.train.x, DATA.train.y), (DATA.test.x, DATA.test.y))
+    text = "dirichlet(alpha=0.5, form='fedgen', minimum=1, ratio=0.9)"
+    apart = {}
+    for own in (True, False):
+        federation, _ = divided(text, data, own)
+        y = federation.y.numpy()
+        pairs = zip(federation.train, federation.own_test or (), strict=True)
+        apart[own] = [np.abs(shares(y, a) - shares(y, b)).sum() / 2 for a, b in pairs]
+    assert np.mean(apart[True]) < 0.1 < np.mean(apart[False])
+
+
+def test_every_owner_has_validation_examples_of_its_own() -> None:
+    y = torch.zeros(200, dtype=torch.int64)
+    owner = torch.arange(200) // 10
+    part = Examples(torch.zeros(200, 2), y, owner)
+    federation, _ = divided("owners()", from_arrays(part, part), clients=20, validation=0.1)
+    assert [len(one) for one in federation.own_validation or ()] == [1] * 20
+
+
 @pytest.mark.parametrize("text", ["owners()", "domains()"])
 def test_own_tests_of_owners_are_the_owners_examples(text: str) -> None:
     federation, _ = divided(text)

@@ -140,9 +140,14 @@ def data_show(
         except OSError as error:
             raise InputError(f"cannot write the partition to {save}: {error.strerror}") from None
     screen = console()
-    names, held = prepared.federation.held_by(prepared.data.class_names)
+    federation = prepared.federation
+    names, held = federation.held_by(prepared.data.class_names)
     print(f"{experiment.partition} of {experiment.data}, partition {prepared.split.digest[:12]}")
     print(_measures(held.tolist()))
+    for part, lists in (("test", federation.own_test), ("validation", federation.own_validation)):
+        if lists is not None:
+            sizes = [len(one) for one in lists]
+            print(f"{min(sizes)} to {max(sizes)} {part} examples of each client's own")
     changes = descriptions(
         experiment.parsed_partition.changes,
         experiment.clients,

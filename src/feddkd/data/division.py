@@ -34,14 +34,17 @@ def divide(
 ) -> tuple[Federation, Split]:
     """Return the federation that a partition makes of some data, and its split.
 
-    A class-stratified validation part and a public part are set aside, then the partition divides
-    the training part among the clients. A fixed partition is applied first, whatever the key, and
-    the other parts are drawn from the examples that it leaves. The positions in the returned split
-    are those of the whole training set. With `own_tests` each client has test and validation
-    examples like its training examples.
+    A class-stratified validation part and a public part are set aside (with `own_tests`, one that
+    is stratified by owner if the data have owners), then the partition divides the training part
+    among the clients. A fixed partition is applied first, whatever the key, and the other parts are
+    drawn from the examples that it leaves. The positions in the returned split are those of the
+    whole training set. With `own_tests` each client has test and validation examples like its
+    training examples.
     """
     transform.check(data.train.x)
     labels = _strata(data.train, data)
+    if own_tests and data.train.domain is not None:  # each owner needs validation examples
+        labels = data.train.domain.numpy()
     if partition.fixed:
         split, held_out, common = _fixed(data, partition, labels, clients, validation, public, key)
     else:
@@ -59,6 +62,8 @@ def divide(
         train = IndexLists.of(drawn.train)
         split = replace(drawn, train=train.replaced(kept[train.values]))
     if own_tests:
+        if not partition.fixed:  # tests that a partition deals may have another distribution
+            split = replace(split, test=None)
         split = with_own_tests(data, split, held_out, key, partition.by_domain)
     if partition.changes:
         changes = " | ".join(change.canonical for change in partition.changes)
