@@ -34,6 +34,16 @@ class DivergedError(RunError):
     """
 
 
+# names that papers and other packages use, and those that stand for them here
+ELSEWHERE = {
+    "feddkd": "fedavg() | dkd()",
+    "gamma": "lr",
+    "eta": "lr",
+    "learning_rate": "lr",
+    "local_steps": "steps",
+}
+
+
 def choices(names: Iterable[str]) -> str:
     """Return the right choices as a list in words, for the end of an error message."""
     return ", ".join(sorted(names))
@@ -56,6 +66,9 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     Names with different numbers in them, such as float16 and float64, are not alike.
     """
     by_lower_case = {other.lower(): other for other in known}
+    usual = ELSEWHERE.get(str(name).lower(), "")
+    if usual in by_lower_case or "(" in usual:
+        return f" (did you mean {usual!r}?)"
     for near in get_close_matches(str(name).lower(), by_lower_case):
         if "" in (_digits(near), _digits(str(name))) or _digits(near) == _digits(str(name)):
             return f" (did you mean {by_lower_case[near]!r}?)"

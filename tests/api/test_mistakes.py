@@ -111,6 +111,8 @@ NETWORKS: dict[str, tuple[dict[str, Any], str]] = {
 OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "a misspelt method": ({"method": "fedvg()"}, r"'fedvg' \(did you mean 'fedavg'\?\)"),
     "a misspelt option": ({"method": "fedavg(epoch=1)"}, r"did you mean 'epochs'\?"),
+    "a rate by the paper's name": ({"method": "fedavg() | dkd(gamma=1)"}, "did you mean 'lr'"),
+    "the paper's own method": ({"method": "FedDKD()"}, r"did you mean 'fedavg\(\) \| dkd\(\)'"),
     "an option without name": ({"method": "fedavg(5)"}, "key=value, not '5'"),
     "a word for a number": ({"method": "fedavg(lr='a')"}, "lr must be a number, not 'a'"),
     "a negative rate": ({"method": "fedavg(lr=-1)"}, "lr must be > 0"),

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from feddkd import InputError, Result, simulate
 from small import clients, network, pooled
@@ -71,6 +71,35 @@ def test_an_object_that_cannot_compute_is_named() -> None:
 
     with pytest.raises(InputError, match=r"Wrong cannot be computed.*three classes"):
         run(metrics=[Wrong()])
+
+
+class Distance(MeanMargin):
+    def update(self, output: Tensor, target: Tensor) -> None:
+        assert output.shape == target.shape
+        self.sums = (output - target).abs().mean()
+
+    def compute(self) -> Tensor:
+        return self.sums
+
+
+def test_one_number_of_each_example_has_the_shape_of_its_target() -> None:
+    x = torch.linspace(-1, 1, 12).reshape(6, 2)
+    metrics: list[Any] = [Distance(), "mae"]
+    row = simulate(
+        model=nn.Linear(2, 1),
+        clients=[(x, x[:, 0])],
+        test=(x, x[:, 1]),
+        task="regression",
+        method="fedavg(epochs=1)",
+        metrics=metrics,
+        progress=False,
+    ).history[0]
+    assert row["test_distance"] == pytest.approx(row["test_mae"], rel=1e-6)
+
+
+def test_a_class_in_place_of_an_object_is_named() -> None:
+    with pytest.raises(InputError, match=r"MeanMargin\(\.\.\.\)"):
+        run(metrics=[MeanMargin])
 
 
 def test_torchmetrics_agree_with_ours() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from torch import Tensor
 
 from feddkd.data import division
 from feddkd.data.conversion import has_axes, in_words, is_data_set, is_pair, joined
@@ -170,7 +171,7 @@ def _check_clients(clients: Any) -> None:
         raise InputError(
             f"clients must be a list with the examples of each client, not {in_words(clients)}"
         )
-    if is_pair(clients) and all(hasattr(part, "shape") for part in clients):
+    if is_pair(clients) and all(isinstance(part, Tensor | np.ndarray) for part in clients):
         raise InputError(
             "clients must be a list with the examples of each client, as in [(x0, y0), (x1, y1)];"
             " this is one pair (x, y)"

@@ -42,8 +42,8 @@ def owners(minimum: Count = 1) -> Partition:
     def draw(table: Table, clients: int, key: Key) -> tuple[Lists, None]:
         if table.domains is None:
             raise InputError(
-                "partition 'owners' needs data with owners, such as csv(domain='column'); these"
-                " have none"
+                "partition 'owners' needs data with owners, as table(owner='column') and"
+                " feddkd.from_table(owner=...) give them; these have none"
             )
         names, counts = np.unique(table.domains, return_counts=True)
         names = names[counts >= minimum]

@@ -12,7 +12,10 @@ from feddkd.rounds.metrics.metric import Metric
 
 def is_object(asked: Any) -> bool:
     """Return True if something measures as torchmetrics do: by reset, update and compute."""
-    return all(callable(getattr(asked, name, None)) for name in ("reset", "update", "compute"))
+    measures = all(callable(getattr(asked, name, None)) for name in ("reset", "update", "compute"))
+    if measures and isinstance(asked, type):
+        raise InputError(f"metrics takes an object, {asked.__name__}(...), and not its class")
+    return measures
 
 
 def of_object(asked: Any) -> Metric:
@@ -21,6 +24,8 @@ def of_object(asked: Any) -> Metric:
     name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", kind).lower()
 
     def whole(output: Any, target: Any) -> float:
+        if getattr(target, "shape", None) == output.shape[:1] and output[0].numel() == 1:
+            output = output.reshape(target.shape)  # one number, as the tasks take it
         asked.reset()
         try:
             asked.update(output, target)
