@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 LONGEST = 10  # seconds of processor time that an input may take
 MOST = 100  # seconds that libFuzzer has for a target
-SEED = int(sys.argv[2]) if sys.argv[2:] and sys.argv[1] != "--atheris" else 20_240_607
+SEED = int(sys.argv[2]) if sys.argv[2:] and sys.argv[1].isdecimal() else 20_240_607
 SCRATCH = Path(tempfile.gettempdir()) / f"fuzz-{os.getpid()}"
 
 
