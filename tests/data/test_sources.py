@@ -91,7 +91,7 @@ def test_examples_need_not_be_images() -> None:
         ((X[:, 0, 0, 0], Y), r"\(N, C, H, W\).* \(8,\)"),
         ((X[:0], Y[:0]), r"empty.* \(0, 1, 4, 4\)"),
         ((X[:5], Y), r"5 examples need labels of shape \(5,\), not \(8,\)"),
-        ((X, Y[:, None]), r"labels of shape \(8,\), not \(8, 1\)"),
+        ((X, torch.stack([Y, Y], 1)), r"labels of shape \(8,\), not \(8, 2\)"),
         ((X.long(), Y), "uint8 or floating point, not torch.int64"),
         ((torch.zeros(8, 32, 32, 3, dtype=torch.uint8), Y), "channels.*\\(8, 32, 32, 3\\)"),
         ((X / torch.tensor(0.0), Y), "NaN or infinite"),

@@ -204,6 +204,10 @@ def _check_one_input(x: Tensor) -> None:
             "examples must not be empty, and have a shape such as (N, features) or (N, C, H, W);"
             f" not {tuple(x.shape)}"
         )
+    if x.dtype in WHOLE and x.ndim == 4:
+        raise InputError(
+            f"images must be uint8 or floating point, not {x.dtype}; other whole numbers are tokens"
+        )
     if x.dtype == torch.uint8 and x.ndim == 4 and x.shape[1] > 4 >= x.shape[3]:
         raise InputError(
             f"images must have the shape (N, C, H, W), with the channels first; {tuple(x.shape)}"
