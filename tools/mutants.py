@@ -38,6 +38,7 @@ ARRIVALS = ("tests/methods/test_methods_arrivals.py",)
 UNMIXING = ("tests/methods/test_methods_unmixing.py",)
 ADAPTERS = ("tests/models/test_adapters.py",)
 CALIBRATED = ("tests/methods/test_methods_calibrated.py",)
+FOMO = ("tests/methods/test_methods_fomo.py",)
 PERSONAL = ("tests/methods/test_methods_personal.py",)
 PROOF = ("tests/models/test_proof.py",)
 OWN_TESTS = ("tests/data/test_own_tests.py",)
@@ -452,6 +453,10 @@ MUTANTS = [
            '(total["square"] - outer)', 'total["square"]', CALIBRATED),
     Mutant('clients arrive in one order in all rounds', 'methods/arrivals.py',
            '"round": ledger["round"] + 1', '"round": ledger["round"]', ARRIVALS),
+    Mutant('FedFomo follows models that are worse', 'methods/fedfomo.py',
+           '["of"].clamp(min=0)', '["of"].abs()', FOMO),
+    Mutant('FedFomo trains on what it keeps aside', 'methods/fedfomo.py',
+           'replace(phase.reads, spare=spare, lasting=True)', 'phase.reads', FOMO),
     Mutant('FedAMP mixes unlike models most', 'methods/fedamp.py',
            'torch.exp(-torch', 'torch.exp(torch', PERSONAL),
     Mutant("FedLC's margins are those of frequent classes", 'methods/fedlc.py',

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from feddkd.methods import fedex_lora as fedex_lora
     from feddkd.methods import fedexp as fedexp
     from feddkd.methods import fedfish as fedfish
+    from feddkd.methods import fedfomo as fedfomo
     from feddkd.methods import fedgamma as fedgamma
     from feddkd.methods import fedgen as fedgen
     from feddkd.methods import fedgkd as fedgkd
@@ -101,12 +102,12 @@ __all__ = [
     "Result", "Task", "__version__", "apfl", "aso_fed", "astraea", "ccvr", "centralised",
     "data_sharing", "ditto", "divide", "dkd", "fedacg", "fedadagrad", "fedadam", "fedala", "fedamp",
     "fedavg", "fedavgm", "fedbabu", "fedbn", "fedcm", "feddecorr", "feddf", "feddistill",
-    "feddistill_plus", "feddyn", "feded", "fedex_lora", "fedexp", "fedfish", "fedgamma", "fedgen",
-    "fedgkd", "fedlc", "fedlesam", "fedma", "fedmax", "fednova", "fedntd", "fedper", "fedproto",
-    "fedprox", "fedrep", "fedrod", "fedrs", "fedsam", "fedsmoo", "fedspeed", "fedyogi", "fine_tune",
-    "from_table", "functional", "lg_fedavg", "load", "local_bn", "local_only", "lora", "mix2fld",
-    "mofedsam", "moon", "parse", "per_fedavg", "pfedme", "private", "quantise", "redrawn",
-    "regmean", "run", "scaffold", "server_adagrad", "server_adam", "server_momentum",
+    "feddistill_plus", "feddyn", "feded", "fedex_lora", "fedexp", "fedfish", "fedfomo", "fedgamma",
+    "fedgen", "fedgkd", "fedlc", "fedlesam", "fedma", "fedmax", "fednova", "fedntd", "fedper",
+    "fedproto", "fedprox", "fedrep", "fedrod", "fedrs", "fedsam", "fedsmoo", "fedspeed", "fedyogi",
+    "fine_tune", "from_table", "functional", "lg_fedavg", "load", "local_bn", "local_only", "lora",
+    "mix2fld", "mofedsam", "moon", "parse", "per_fedavg", "pfedme", "private", "quantise",
+    "redrawn", "regmean", "run", "scaffold", "server_adagrad", "server_adam", "server_momentum",
     "server_optimiser", "server_yogi", "simulate", "topk",
 ]  # fmt: skip
 # module -> the names that it has

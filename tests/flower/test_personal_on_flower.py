@@ -15,6 +15,7 @@ TEXTS = {
     "fedbabu": f"fedbabu({LOCAL}, tune_epochs=1) | {DKD}",
     "ditto": f"ditto({LOCAL})",
     "per_fedavg": f"per_fedavg({LOCAL})",
+    "fedfomo": f"fedfomo({LOCAL}, models=1, spare=8)",
     "regmean": f"fedavg({LOCAL}) | regmean() | {DKD}",
     "ccvr": f"fedavg({LOCAL}) | ccvr(server_steps=3)",
 }

@@ -167,3 +167,16 @@ def test_pages_of_a_method_are_written_where_asked(
 ) -> None:
     assert call(monkeypatch, capsys, "fedavg", "--markdown", str(tmp_path / "new")) == ""
     assert {path.name for path in (tmp_path / "new").iterdir()} == {"README.md", "fedavg.md"}
+
+
+def test_the_table_of_other_libraries_names_methods_that_there_are() -> None:
+    text = (DOCS.parent / "methods-of-others.md").read_text(encoding="utf-8")
+    here, missing = text.split("## Not here")
+    named = re.findall(r"`(\w+)(?:\([^`]*\))?`", here + missing)
+    assert {name for name in named if name not in METHODS} == set()
+    assert len(set(named)) > 40
+
+
+def test_the_readme_counts_the_methods() -> None:
+    text = (DOCS.parents[1] / "README.md").read_text(encoding="utf-8")
+    assert re.findall(r"All (\d+) methods", text) == [str(len(OWN))]

@@ -34,8 +34,20 @@ class Reads:
     drop_last: bool = False  # leave out an epoch's partial batch, unless it is the only one
     spare: int = 0  # number of examples that are set aside and not read, drawn in every round
     aside: bool = False  # read the examples that are set aside, in one batch, and no others
+    # the same examples are set aside in all rounds and phases
+    lasting: bool = False
+
+    def free(self, examples: int) -> int:
+        """Return how many of a client's examples are not set aside for good."""
+        lasts = self.lasting and not self.aside and examples > 1
+        return examples - self.kept(examples) if lasts else examples
+
+    def kept(self, examples: int) -> int:
+        """Return how many of a client's examples are set aside: at most half of them."""
+        return max(min(self.spare, examples // 2), 1)
 
     def batches_an_epoch(self, examples: int) -> int:
+        examples = self.free(examples)
         whole = examples // self.batch_size
         return max(whole, 1) if self.drop_last else math.ceil(examples / self.batch_size)
 
@@ -49,7 +61,7 @@ class Reads:
         All are full, except the last of an epoch.
         """
         each, end = self.batches_an_epoch(examples), first + self.count(examples)
-        last = min(self.batch_size, examples - (each - 1) * self.batch_size)
+        last = min(self.batch_size, self.free(examples) - (each - 1) * self.batch_size)
         epoch = [*[self.batch_size] * (each - 1), last]
         return (epoch * -(-end // each))[first:end]
 
@@ -91,8 +103,9 @@ def line_up(reads: Reads, examples: int, key: Key) -> tuple[Indices, list[int]]:
     if reads.spare and examples > 1:
         free = np.setdiff1d(np.arange(examples), spared(reads, examples, key))
     count = examples if free is None else len(free)
-    first, each = reads.first(count, key), reads.batches_an_epoch(count)
-    sizes, start = reads.sizes(count, first), first * reads.batch_size
+    known = examples if reads.lasting else count
+    first, each = reads.first(known, key), reads.batches_an_epoch(known)
+    sizes, start = reads.sizes(known, first), first * reads.batch_size
     random = None
     if reads.random and reads.shuffle and count > reads.batch_size:
         random = generator(("batches", *key))
@@ -110,5 +123,7 @@ def spared(reads: Reads, examples: int, key: Key) -> Indices:
     At most half of the examples are set aside. A client's only example is both read and set aside.
     """
     *path, _, client = key
-    count = max(min(reads.spare, examples // 2), 1)
-    return np.sort(generator(("spare", *path, client)).permutation(examples)[:count])
+    if reads.lasting:
+        path = path[:-2]  # without round and phase
+    line = generator(("spare", *path, client)).permutation(examples)
+    return np.sort(line[: reads.kept(examples)])

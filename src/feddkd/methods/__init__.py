@@ -25,6 +25,7 @@ from feddkd.methods.feded import feded as feded
 from feddkd.methods.fedex_lora import fedex_lora as fedex_lora
 from feddkd.methods.fedexp import fedexp as fedexp
 from feddkd.methods.fedfish import fedfish as fedfish
+from feddkd.methods.fedfomo import fedfomo as fedfomo
 from feddkd.methods.fedgamma import fedgamma as fedgamma
 from feddkd.methods.fedgen import fedgen as fedgen
 from feddkd.methods.fedgkd import fedgkd as fedgkd
