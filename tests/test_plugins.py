@@ -66,7 +66,7 @@ def call(environment: dict[str, str], *arguments: str, cwd: Path | None = None) 
 def test_its_method_is_listed_with_paper_and_options(environment: dict[str, str]) -> None:
     listed = {
         m["name"]: m
-        for m in json.loads(call(environment, "-m", "feddkd.cli", "methods", "--json"))["methods"]
+        for m in json.loads(call(environment, "-m", "feddkd", "methods", "--json"))["methods"]
     }
     assert listed["fedmedian"]["paper"]["number"] == "arXiv:1803.01498"
     assert listed["fedmedian"]["paper"]["venue"] == "ICML 2018"
@@ -96,7 +96,7 @@ def test_a_run_can_use_it_and_dkd_goes_behind_it(
     out = call(
         environment,
         "-m",
-        "feddkd.cli",
+        "feddkd",
         "run",
         "median.toml",
         "--json",
@@ -127,6 +127,6 @@ def test_its_own_tests_pass(environment: dict[str, str], tmp_path: Path) -> None
 
 
 def test_its_methods_do_not_get_into_our_docs(environment: dict[str, str], tmp_path: Path) -> None:
-    call(environment, "-m", "feddkd.cli", "methods", "--markdown", str(tmp_path))
+    call(environment, "-m", "feddkd", "methods", "--markdown", str(tmp_path))
     assert not (tmp_path / "fedmedian.md").exists()
     assert (tmp_path / "fedavg.md").exists()

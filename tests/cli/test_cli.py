@@ -141,7 +141,7 @@ def test_memory_that_runs_out_is_told_in_a_line(
 
 def test_the_installed_command_reports_a_mistake_without_a_traceback(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "feddkd.cli", "run", "no.toml"],
+        [sys.executable, "-m", "feddkd", "run", "no.toml"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -182,7 +182,7 @@ def test_with_json_the_last_line_is_one_object_with_what_is_promised(feddkd: Fed
 def test_bars_on_a_terminal_leave_standard_output_alone(tmp_path: Path) -> None:
     (tmp_path / "tiny.toml").write_text(TINY)
     terminal, end = pty.openpty()
-    command = [sys.executable, "-m", "feddkd.cli", "run", "tiny.toml", "--json"]
+    command = [sys.executable, "-m", "feddkd", "run", "tiny.toml", "--json"]
     wide = {**os.environ, "COLUMNS": "140"}
     with subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=end, text=True, env=wide

@@ -191,7 +191,7 @@ def test_a_server_that_is_killed_and_started_again_goes_on_with_the_nodes_that_w
         "\n".join(f"{key} = {value!r}" for key, value in changes.items())
     )
     make_server(tmp_path / "fed", ["localhost"])
-    feddkd, port = [sys.executable, "-m", "feddkd.cli", "flower"], free_port()
+    feddkd, port = [sys.executable, "-m", "feddkd", "flower"], free_port()
     places = [
         "--folder",
         tmp_path / "fed",
@@ -301,7 +301,7 @@ def test_strangers_are_refused(deployment: Deployment, tmp_path: Path) -> None:
     client = [
         sys.executable,
         "-m",
-        "feddkd.cli",
+        "feddkd",
         "flower",
         "client",
         address,
@@ -365,7 +365,7 @@ def test_up_leaves_no_process_behind(number: signal.Signals, tmp_path: Path) -> 
     command = [
         sys.executable,
         "-m",
-        "feddkd.cli",
+        "feddkd",
         "flower",
         "up",
         tmp_path / "tiny.toml",
@@ -456,7 +456,7 @@ def test_on_ray_it_is_the_same_run(tmp_path: Path) -> None:
         command = [
             sys.executable,
             "-m",
-            "feddkd.cli",
+            "feddkd",
             "run",
             "tiny.toml",
             "--engine",

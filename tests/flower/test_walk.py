@@ -24,7 +24,7 @@ from feddkd.flower.status import read_status
 from test_deployment import until, words
 
 pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
-FEDDKD = [sys.executable, "-m", "feddkd.cli"]
+FEDDKD = [sys.executable, "-m", "feddkd"]
 SIDE = 6
 
 LOADERS = {

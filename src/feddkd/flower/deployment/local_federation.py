@@ -47,7 +47,7 @@ class Deployment:
             options["--network"] = self.network
         words = [word for option in options.items() for word in option]
         secure = ["--secure"] if self.secure else []
-        program = [sys.executable, "-m", "feddkd.cli", "flower", "client"]
+        program = [sys.executable, "-m", "feddkd", "flower", "client"]
         self.processes.start(
             f"node{part}",
             [*program, f"127.0.0.1:{self.port}", *words, *secure],
