@@ -297,7 +297,7 @@ MUTANTS = [
     Mutant("the best clients are the worst tenth", "runs/client_spread.py",
            "sorted(found, key=metric.rank)", "sorted(found, key=metric.rank, reverse=True)",
            ("tests/runs/test_client_spread.py",)),
-    Mutant("the last round is not evaluated", "rounds/judging.py",
+    Mutant("the last round is not evaluated", "rounds/evaluation.py",
            "round in (1, last) or", "round == 1 or", ("tests/rounds/test_judging.py",)),
     Mutant("a node runs the task that a message names", "flower/sent_experiment.py",
            'taken["task"] = _own_file("task", str(taken["task"]), network)', "pass",

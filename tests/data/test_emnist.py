@@ -50,7 +50,7 @@ def test_the_femnist_job_has_the_papers_sizes_and_learns_in_a_step_and_a_distill
         [Start(0, federation, *start)],
         rounds=1,
         cohort=10,
-        protocol=average.protocol,
+        evaluation=average.judging,
     )
     (run,), (rows,) = play_job(job, "serial")
     assert rows[0]["average_test_loss"] < np.log(26)  # one step of each already beats guessing

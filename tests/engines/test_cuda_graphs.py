@@ -25,7 +25,7 @@ from feddkd.engines.interface import Order
 from feddkd.engines.serial import Serial
 from feddkd.method import Collect
 from feddkd.methods.optimisers import adam, sgd
-from feddkd.rounds.evaluation import Protocol
+from feddkd.rounds.evaluation import Evaluation
 from feddkd.rounds.loop import Run, play
 from test_engines import METHODS, apart, cohorts_of, distillations, network, oracle, run, world
 
@@ -133,7 +133,7 @@ def test_runs_one_after_another_on_one_engine_are_what_each_is_alone(way: str) -
     )
     runs = [Run(at, seed, starts[at][0], has_validation=True) for at, seed in enumerate(SEEDS)]
     for one in runs:
-        list(play(method, model, host, [one], cohort=3, last=3, protocol=Protocol.GLOBAL))
+        list(play(method, model, host, [one], cohort=3, last=3, evaluation=Evaluation()))
     assert (
         apart(
             [one.state for one in runs], [oracle(MOMENTUM, True, (seed,))[0][0] for seed in SEEDS]

@@ -25,7 +25,7 @@ from feddkd.engines.compile.cuda_folds import program_lanes
 from feddkd.engines.interface import Engine, Order
 from feddkd.engines.serial import Serial
 from feddkd.method import Collect
-from feddkd.rounds.evaluation import Protocol
+from feddkd.rounds.evaluation import Evaluation, Protocol
 from feddkd.rounds.loop import Row, Run, play
 from feddkd.tensors import to
 
@@ -104,7 +104,7 @@ def run(
     host: Engine = engine(model, worlds, [memo for _, memo in starts], dtype, **options)
     runs = [Run(at, seed, starts[at][0], has_validation=True) for at, seed in enumerate(seeds)]
     protocol = Protocol.GLOBAL if method.private == {"none"} else Protocol.CLIENT_MEAN
-    *_, rows = play(method, model, host, runs, cohort=3, last=3, protocol=protocol)
+    *_, rows = play(method, model, host, runs, cohort=3, last=3, evaluation=Evaluation(protocol))
     host.close()
     return [one.state for one in runs], rows
 
@@ -310,7 +310,7 @@ def test_runs_of_equal_shape_are_taught_together() -> None:
         strategy="vmap",
     )
     runs = [Run(run, run, starts[run][0], has_validation=False) for run in range(3)]
-    next(play(method, model, host, runs, cohort=2, last=1, protocol=Protocol.GLOBAL))
+    next(play(method, model, host, runs, cohort=2, last=1, evaluation=Evaluation()))
     assert host.facts()["strategy"]["distil, 3 x 2 clients of 8"] == "vmap"
 
 
@@ -335,7 +335,7 @@ def test_a_network_that_vmap_cannot_take_is_looped_over_with_a_line_that_says_so
         state, memo = method.start(model, *model.initial(("init", 0)))
         run = Run(0, 0, state, has_validation=True)
         host: Engine = engine(model, [world(0)], [memo], torch.float64)
-        list(play(method, model, host, [run], cohort=3, last=2, protocol=Protocol.GLOBAL))
+        list(play(method, model, host, [run], cohort=3, last=2, evaluation=Evaluation()))
         found.append(run.state)
     assert apart(found[:1], found[1:]) < 1e-12
     assert "distil, 1 x 3 clients of 14: vmap does not work for this network" in caplog.text
@@ -370,7 +370,7 @@ def test_lanes_that_fit_go_at_once_and_the_plan_is_recorded() -> None:
             [Run(0, 0, state, has_validation=False)],
             cohort=3,
             last=1,
-            protocol=Protocol.GLOBAL,
+            evaluation=Evaluation(),
         )
     )
     assert host.facts()["memory"][0].startswith(

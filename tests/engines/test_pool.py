@@ -28,7 +28,7 @@ from feddkd.engines.pool.messages import pack
 from feddkd.engines.serial import Serial
 from feddkd.method import Batch, Exchange, Fold, Method
 from feddkd.models.functional import Model
-from feddkd.rounds.evaluation import fitting_protocol
+from feddkd.rounds.evaluation import Evaluation, fitting_protocol
 from feddkd.rounds.evaluation_phases import judging
 from feddkd.rounds.loop import Row, Run, play
 from feddkd.tensors import Groups
@@ -92,10 +92,10 @@ def played(
         dtype,
     )
     runs = [Run(at, seed, starts[at][0], has_validation=False) for at, seed in enumerate(seeds)]
-    protocol = fitting_protocol(method, own_tests=False)
+    evaluation = Evaluation(fitting_protocol(method, own_tests=False))
     try:
         rows = list(
-            play(method, model, engine, runs, cohort=cohort, last=rounds, protocol=protocol)
+            play(method, model, engine, runs, cohort=cohort, last=rounds, evaluation=evaluation)
         )
         return End([run.state for run in runs], rows, dict(engine.memos))
     finally:

@@ -15,7 +15,7 @@ from feddkd.engines.interface import Order, Reply
 from feddkd.engines.serial import Serial
 from feddkd.method import NOWHERE, Batch, Exchange, Fold, Method, World
 from feddkd.models.functional import Model
-from feddkd.rounds.evaluation import Protocol
+from feddkd.rounds.evaluation import Evaluation
 from feddkd.rounds.loop import Run, choose, play
 from feddkd.tensors import Groups, bytes_of
 from small import clients, distance, federation, network, pooled, run
@@ -229,7 +229,7 @@ def watched(
     engine = Watched(model, [federation(DATA)], [memo], torch.float64, **options)
     one = Run(0, 3, state, has_validation=False)
     for _ in play(
-        method, model, engine, [one], cohort=cohort, last=rounds, protocol=Protocol.GLOBAL
+        method, model, engine, [one], cohort=cohort, last=rounds, evaluation=Evaluation()
     ):
         pass
     return engine, one
@@ -297,7 +297,7 @@ def test_runs_in_lock_step_are_the_runs_one_by_one() -> None:
             model, [worlds[i] for i in which], [starts[i][1] for i in which], torch.float64
         )
         runs = [Run(at, i, starts[i][0], has_validation=False) for at, i in enumerate(which)]
-        for _ in play(method, model, engine, runs, cohort=2, last=2, protocol=Protocol.GLOBAL):
+        for _ in play(method, model, engine, runs, cohort=2, last=2, evaluation=Evaluation()):
             pass
         return [one.state["params"]["0.weight"] for one in runs]
 

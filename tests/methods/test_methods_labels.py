@@ -24,7 +24,7 @@ from feddkd.engines.serial import Serial
 from feddkd.method import Batch, Exchange, World
 from feddkd.methods.fedgen import _draw
 from feddkd.randomness import fold
-from feddkd.rounds.evaluation import fitting_protocol
+from feddkd.rounds.evaluation import Evaluation, fitting_protocol
 from feddkd.rounds.loop import Row, Run, choose, play
 from feddkd.tensors import Groups, to
 from plain_labels import Labelled, PlainFedDistill, PlainFedGen
@@ -88,8 +88,10 @@ def played(
     host = engine(model, data, [memo for _, memo in starts], torch.float64, **options)
     runs = [Run(at, seed, starts[at][0], has_validation=False) for at, seed in enumerate(seeds)]
     try:
-        protocol = fitting_protocol(method, own_tests=False)
-        rows = list(play(method, model, host, runs, cohort=cohort, last=rounds, protocol=protocol))
+        evaluation = Evaluation(fitting_protocol(method, own_tests=False))
+        rows = list(
+            play(method, model, host, runs, cohort=cohort, last=rounds, evaluation=evaluation)
+        )
         return End(
             [one.state for one in runs], dict(host.memos), rows, [state for state, _ in starts]
         )

@@ -27,7 +27,7 @@ from feddkd.engines.pool.engine import Pool
 from feddkd.engines.serial import Serial
 from feddkd.method import Method, Private, World
 from feddkd.methods import METHODS
-from feddkd.rounds.evaluation import Protocol
+from feddkd.rounds.evaluation import Evaluation, Protocol
 from feddkd.rounds.loop import Run, choose, play
 from feddkd.spec.schedules import Repeat
 from plain import Plain
@@ -758,7 +758,7 @@ def played(
     )
     runs = [Run(at, seed, starts[at][0], has_validation=False) for at, seed in enumerate(seeds)]
     protocol = Protocol.GLOBAL if method.private == {"none"} else Protocol.CLIENT_MEAN
-    *_, rows = play(method, model, host, runs, cohort=3, last=3, protocol=protocol)
+    *_, rows = play(method, model, host, runs, cohort=3, last=3, evaluation=Evaluation(protocol))
     host.close()
     return [one.state for one in runs], rows
 

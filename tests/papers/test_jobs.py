@@ -19,7 +19,7 @@ from feddkd.data.sources.registry import SOURCES
 from feddkd.data.transforms import transform
 from feddkd.engines.serial import Serial
 from feddkd.models.registry import MODELS
-from feddkd.rounds.evaluation import Protocol, measure
+from feddkd.rounds.evaluation import Evaluation, Protocol, measure
 from small import clients, federation, network
 
 LETTERS = Table(np.tile(np.arange(26), 2_400), np.tile(np.arange(26), 800), None, None, 26)
@@ -100,7 +100,7 @@ def test_a_mean_over_domains_gives_each_domain_the_same_weight() -> None:
     params, buffers = model.start()
     engine = Serial(model, [tests], [{}], torch.float64)
     state = {"params": params, "buffers": buffers}
-    (found,) = measure(engine, [(0, state)], Protocol.CLIENT_MEAN, "test")
+    (found,) = measure(engine, [(0, state)], Evaluation(Protocol.CLIENT_MEAN), "test")
     with torch.no_grad():
         right = [(net(x).argmax(1) == y).double() for x, y in data]
     shares = [float(one.mean()) for one in right]

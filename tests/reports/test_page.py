@@ -24,7 +24,7 @@ from feddkd.reports.html.chart_data import figures
 from feddkd.reports.html.page import html, write
 from feddkd.reports.html.verdicts import ranked, verdicts
 from feddkd.reports.statistics import paired
-from feddkd.rounds.evaluation import Protocol
+from feddkd.rounds.evaluation import Evaluation, Protocol
 from feddkd.rounds.metrics import ACCURACY
 from feddkd.runs.prepare import prepare
 from feddkd.runs.record import Record, find, folder_name
@@ -127,7 +127,7 @@ def test_models_with_private_layers_are_counted_with_the_layers_of_each_client(e
         [0],
         rounds=2,
         cohort=2,
-        protocol=Protocol.CLIENT_POOLED,
+        evaluation=Evaluation(Protocol.CLIENT_POOLED),
     )
     with Simulation(
         job, engine, options={"strategy": "vmap"} if engine == "batched" else {}

@@ -27,7 +27,7 @@ from feddkd.engines.serial import Serial
 from feddkd.method import Exchange
 from feddkd.models.functional import functional
 from feddkd.rounds.availability import Availability, listed, tolerance
-from feddkd.rounds.evaluation import Protocol, fitting_protocol, measure
+from feddkd.rounds.evaluation import Evaluation, Protocol, fitting_protocol, measure
 from feddkd.rounds.loop import Run, play
 from feddkd.runs.record import find, folder_name
 from feddkd.runs.runner import execute
@@ -92,7 +92,7 @@ def play_on(
         seeds,
         rounds=rounds,
         cohort=cohort,
-        protocol=fitting_protocol(parse(method), own_tests=False),
+        evaluation=Evaluation(fitting_protocol(parse(method), own_tests=False)),
         tolerance=tolerance(availability, min_clients, on_divergence),
     )
     runs, rounds_played = play_job(job, engine, **ENGINES[engine])
@@ -233,7 +233,7 @@ def engine_after(event: str | None, bad: Sequence[int] = ()) -> Serial:
         [Run(0, 0, state, has_validation=False)],
         cohort=5,
         last=1,
-        protocol=fitting_protocol(method, own_tests=False),
+        evaluation=Evaluation(fitting_protocol(method, own_tests=False)),
         tolerance=tolerance(absences, 1, "drop"),
     ):
         pass
@@ -589,11 +589,13 @@ def test_a_run_that_is_restored_holds_what_it_held_and_nothing_else(
     engine = make(model, [world(0), world(1)], [memo, memo], torch.float64)
     runs = [Run(n, n, state, has_validation=False) for n in (0, 1)]
 
+    by_client = Evaluation(Protocol.CLIENT_MEAN)
+
     def judged() -> list[Any]:
-        return measure(engine, [(0, state), (1, state)], Protocol.CLIENT_MEAN, "test")
+        return measure(engine, [(0, state), (1, state)], by_client, "test")
 
     before = judged()
-    next(play(method, model, engine, runs, cohort=5, last=1, protocol=Protocol.CLIENT_MEAN))
+    next(play(method, model, engine, runs, cohort=5, last=1, evaluation=by_client))
     after = judged()
     engine.restore(0, {})
     assert judged() == [before[0], after[1]] != [before[0], before[1]] != after

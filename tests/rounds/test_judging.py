@@ -12,7 +12,7 @@ from feddkd import Experiment, InputError, Result, simulate
 from feddkd.reports import curves
 from feddkd.reports.html.page import html as write_page
 from feddkd.reports.tables import grid
-from feddkd.rounds.judging import Judging
+from feddkd.rounds.evaluation import Evaluation
 from feddkd.rounds.metrics import ACCURACY
 from feddkd.runs.record import find
 from old_files import read_json
@@ -71,7 +71,7 @@ def test_the_rounds_that_are_evaluated_are_those_of_a_run_that_evaluates_all(met
 )
 def test_some_clients_stand_for_all(method: str) -> None:
     whole, some = run(method), run(method, evaluate_clients=0.4)
-    chosen = Judging(clients=0.4).chosen(5)
+    chosen = Evaluation(clients=0.4).chosen(5)
     assert len(chosen) == 2
     for all_of_it, row in zip(whole.history, some.history, strict=True):
         of_all, of_some = all_of_it["test_client_accuracy"], row["test_client_accuracy"]
@@ -113,7 +113,7 @@ def test_confusion_and_success_are_those_of_the_clients_that_are_evaluated(
 
 @pytest.mark.parametrize(("asked", "count"), [(1.0, 8), (8, 8), (3, 3), (1, 1), (0.01, 1), (20, 8)])
 def test_as_many_clients_are_chosen_as_are_asked_for(asked: int | float, count: int) -> None:
-    found = Judging(clients=asked).chosen(8)
+    found = Evaluation(clients=asked).chosen(8)
     assert len(found) == count
     assert found == tuple(sorted(set(found)))
 

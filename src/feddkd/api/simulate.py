@@ -20,8 +20,7 @@ from feddkd.models.functional import Model, built, functional
 from feddkd.models.weight_files import Initial, with_initial
 from feddkd.rounds.attacks import Attack, find_attack
 from feddkd.rounds.availability import Availability, OnDivergence, tolerance
-from feddkd.rounds.evaluation import find_protocol
-from feddkd.rounds.judging import Judging
+from feddkd.rounds.evaluation import Evaluation, find_protocol
 from feddkd.rounds.loop import Row
 from feddkd.rounds.metrics import Metric, check_target, find_metrics
 from feddkd.rounds.remarks import remark
@@ -148,13 +147,13 @@ def simulate(
         dtype=_dtype(dtype, start.params),
         rounds=checked(rounds, Count, "rounds"),
         cohort=cohort,
-        protocol=find_protocol(evaluation, chosen, federation.own_test is not None),
-        metrics=find_metrics(learned.metrics if metrics is None else metrics),
-        tolerance=tolerance(availability, min_clients, on_divergence),
-        judging=Judging(
+        evaluation=Evaluation(
+            find_protocol(evaluation, chosen, federation.own_test is not None),
+            find_metrics(learned.metrics if metrics is None else metrics),
             checked(evaluate_every, Count, "evaluate_every"),
             checked(evaluate_clients, Count | Share, "evaluate_clients"),
         ),
+        tolerance=tolerance(availability, min_clients, on_divergence),
         diagnostics=diagnostics,
         selection=find_selection(selection),
         attack=find_attack(attack),
@@ -163,7 +162,7 @@ def simulate(
     size = job.cohort_size  # raises an InputError if the cohort is wrong
     remark([(chosen, size if isinstance(cohort, int) else cohort, job.clients)])
     target = checked(target, float | str | None, "target")
-    check_target(target, job.metrics)
+    check_target(target, job.evaluation.metrics)
     names = " | ".join(call.name for call in chosen.calls) or "method"
     with RoundBars([(names, job.rounds)], progress) as bars:
 

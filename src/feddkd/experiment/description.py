@@ -21,8 +21,7 @@ from feddkd.models.weight_files import file_digest
 from feddkd.randomness import Key
 from feddkd.rounds.attacks import Attack, find_attack
 from feddkd.rounds.availability import OnDivergence, Tolerance, tolerance
-from feddkd.rounds.evaluation import Protocol, find_protocol
-from feddkd.rounds.judging import Judging
+from feddkd.rounds.evaluation import Evaluation, Protocol, find_protocol
 from feddkd.rounds.loop import cohort_size
 from feddkd.rounds.metrics import Metric, check_target, find_metrics
 from feddkd.rounds.selection import Selection, find_selection
@@ -198,14 +197,10 @@ class Experiment:
         return (self.seed if self.split_seed is None else self.split_seed,)
 
     @property
-    def judging(self) -> Judging:
-        """The rounds and the clients that are evaluated."""
-        return Judging(self.evaluate_every, self.evaluate_clients)
-
-    @property
-    def runs_a_file(self) -> bool:
-        """True if running the experiment runs a Python file that it names."""
-        return any(map(names_file, (self.model, self.data, self.task)))
+    def judging(self) -> Evaluation:
+        """The evaluation as a value: models, metrics, rounds and clients."""
+        every, clients = self.evaluate_every, self.evaluate_clients
+        return Evaluation(self.protocol, self.measured, every, clients)
 
     @property
     def transform_text(self) -> str:

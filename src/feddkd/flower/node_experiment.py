@@ -22,6 +22,7 @@ from feddkd.models.own_generator import OwnGenerator
 from feddkd.models.weight_files import with_initial
 from feddkd.randomness import Key
 from feddkd.rounds import diagnostics
+from feddkd.rounds.evaluation import Evaluation
 from feddkd.rounds.evaluation_phases import Sample, find_phase
 from feddkd.rounds.selection.cohorts import asking
 from feddkd.runs.prepare import network, outputs_of
@@ -126,7 +127,7 @@ def _open(config: NodeConfig, experiment_text: str, facts_text: str) -> NodeExpe
         experiment.parsed_method,
         [start],
         dtype=DTYPES[experiment.dtype],
-        metrics=experiment.measured,
+        evaluation=Evaluation(metrics=experiment.measured),
         attack=experiment.parsed_attack,
     )
     begun = begin(job, find_device(config.device))

@@ -7,6 +7,7 @@ validation and test sets.
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
@@ -18,8 +19,8 @@ from feddkd.data.federation import SERVER
 from feddkd.engines.interface import Engine, Order, Reply
 from feddkd.errors import ClientError, InputError, unknown
 from feddkd.method import Exchange, Method
+from feddkd.randomness import generator
 from feddkd.rounds.evaluation_phases import ONE_OF_TWO, Sample, counting, judging
-from feddkd.rounds.judging import ALWAYS, Judging
 from feddkd.rounds.metrics import DEFAULT, LOSS, Metric
 from feddkd.rounds.predictions import whole_values
 from feddkd.tensors import Groups, Tensors
@@ -34,6 +35,43 @@ class Protocol(Enum):
         " mean over clients"
     )
     CLIENT_POOLED = "each client's model on its own test set, all examples pooled"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Which models are evaluated, by which metrics, in which rounds and at which clients.
+
+    The first and the last round are always evaluated. The clients are the same in all rounds, runs
+    and seeds, so that curves and methods can be compared.
+    """
+
+    protocol: Protocol = Protocol.GLOBAL
+    metrics: Sequence[Metric] = DEFAULT
+    every: int = 1  # of this many rounds one is evaluated
+    clients: int | float = 1.0  # how many clients are evaluated, or which share of them
+    among: frozenset[int] | None = None  # of those, only the ones that are in it; None: all
+    sample: Sample = ONE_OF_TWO  # what one example's output and target look like
+
+    @property
+    def is_global(self) -> bool:
+        """True if the global model is evaluated, and not a model of each client."""
+        return self.protocol is Protocol.GLOBAL
+
+    def is_due(self, round: int, last: int) -> bool:
+        """Return True if a round is evaluated, where `last` is the last one."""
+        return round in (1, last) or round % self.every == 0
+
+    def chosen(self, clients: int) -> tuple[int, ...]:
+        """Return the clients that are evaluated, in order."""
+        wanted = self.clients if isinstance(self.clients, int) else round(self.clients * clients)
+        drawn = list(range(clients))
+        if wanted < clients:
+            random = generator(("evaluated",))
+            drawn = sorted(random.choice(clients, size=max(wanted, 1), replace=False).tolist())
+        return tuple(k for k in drawn if self.among is None or k in self.among)
+
+
+USUAL = Evaluation()
 
 
 class Measured(NamedTuple):
@@ -71,24 +109,21 @@ def find_protocol(name: str, method: Method, own_tests: bool) -> Protocol:
 def measure(
     engine: Engine,
     states: Sequence[tuple[int, Groups]],
-    protocol: Protocol,
+    evaluation: Evaluation,
     source: Source,
-    metrics: Sequence[Metric] = DEFAULT,
-    sample: Sample = ONE_OF_TWO,
-    rule: Judging = ALWAYS,
 ) -> list[Measured]:
     """Measure the model in each (run, state) on the validation or test set.
 
     The loss is always computed, as a sign of numbers that are not finite.
     """
-    phase = judging(source, tuple(metrics), sample, protocol is Protocol.GLOBAL)
-    orders = _orders(engine, states, protocol, rule)
-    replies = engine.exchange(Exchange(phase), orders)
+    metrics = tuple(evaluation.metrics)
+    phase = judging(source, metrics, evaluation.sample, evaluation.is_global)
+    replies = engine.exchange(Exchange(phase), _orders(engine, states, evaluation))
     if not all(reply.clients for reply in replies):
         raise ClientError(f"no client answered the evaluation on {source} examples")
     measured = []
     for reply, (run, state) in zip(replies, states, strict=True):
-        found = _measured(reply, metrics, protocol, len(engine.sizes(run)))
+        found = _measured(reply, metrics, evaluation.protocol, len(engine.sizes(run)))
         found.values.update(whole_values(engine, run, state, source, metrics))
         measured.append(found)
     return measured
@@ -97,28 +132,24 @@ def measure(
 def confusions(
     engine: Engine,
     states: Sequence[tuple[int, Groups]],
-    protocol: Protocol,
+    evaluation: Evaluation,
     classes: int,
-    rule: Judging = ALWAYS,
 ) -> list[list[list[int]]]:
     """Return a confusion matrix for the model in each (run, state): the numbers of test examples by
     label (row) and prediction (column), summed over clients.
     """
-    phase = counting(classes, protocol is Protocol.GLOBAL)
-    replies = engine.exchange(Exchange(phase), _orders(engine, states, protocol, rule))
+    phase = counting(classes, evaluation.is_global)
+    replies = engine.exchange(Exchange(phase), _orders(engine, states, evaluation))
     return [reply.collected["tally"]["counts"].sum(0).long().tolist() for reply in replies]
 
 
 def _orders(
-    engine: Engine,
-    states: Sequence[tuple[int, Groups]],
-    protocol: Protocol,
-    rule: Judging = ALWAYS,
+    engine: Engine, states: Sequence[tuple[int, Groups]], evaluation: Evaluation
 ) -> list[Order]:
     orders = []
     for run, state in states:
-        clients = rule.chosen(len(engine.sizes(run)))
-        cohort = (SERVER,) if protocol is Protocol.GLOBAL else clients
+        clients = evaluation.chosen(len(engine.sizes(run)))
+        cohort = (SERVER,) if evaluation.is_global else clients
         sent = {"params": state["params"], "buffers": state["buffers"]}
         orders.append(Order(run, sent, cohort, ("evaluate",)))
     return orders

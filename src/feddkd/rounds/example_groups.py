@@ -18,10 +18,7 @@ from feddkd.engines.interface import Engine
 from feddkd.engines.serial import Serial
 from feddkd.errors import InputError
 from feddkd.models.functional import Model
-from feddkd.rounds.evaluation import Protocol, measure
-from feddkd.rounds.evaluation_phases import Sample
-from feddkd.rounds.judging import Judging
-from feddkd.rounds.metrics import Metric
+from feddkd.rounds.evaluation import Evaluation, measure
 from feddkd.rounds.turns import Row, Run
 from feddkd.tensors import Groups
 
@@ -42,12 +39,12 @@ class GroupTest:
     clients: frozenset[int]
 
 
-def group_tests(federation: Federation, protocol: Protocol) -> list[GroupTest]:
+def group_tests(federation: Federation, is_global: bool) -> list[GroupTest]:
     """Return a test of each group in the examples that are judged, in the order of their names."""
     if federation.groups is None:
         return []
     groups, own = federation.groups, federation.own_test
-    shared = protocol is Protocol.GLOBAL or own is None
+    shared = is_global or own is None
     lists = [federation.test] if shared or own is None else own
     names = set(groups[np.concatenate(lists)].tolist()) - {""}
     if not names:
@@ -74,19 +71,17 @@ class GroupMeasure:
     federations: Sequence[Federation]  # by run
     memos: Sequence[Groups]  # the first memo of the clients of each run
     dtype: torch.dtype
-    protocol: Protocol
-    metrics: Sequence[Metric]
-    sample: Sample
-    judging: Judging
+    evaluation: Evaluation
 
     @cached_property
     def tests(self) -> list[list[GroupTest]]:
         """The groups of each run."""
-        return [group_tests(federation, self.protocol) for federation in self.federations]
+        is_global = self.evaluation.is_global
+        return [group_tests(federation, is_global) for federation in self.federations]
 
     def check(self, engine: Engine) -> None:
         """Raise InputError if an engine's models cannot be judged by group."""
-        if any(self.tests) and engine.remote and self.protocol is not Protocol.GLOBAL:
+        if any(self.tests) and engine.remote and not self.evaluation.is_global:
             raise InputError(
                 "metrics of groups need the test examples on this machine, and on Flower those of"
                 ' clients stay on their nodes: set evaluation = "global"'
@@ -99,18 +94,15 @@ class GroupMeasure:
         """
         if not self.tests[run.index]:
             return {}
-        held = {} if self.protocol is Protocol.GLOBAL else engine.memos_of(run.index)
+        held = {} if self.evaluation.is_global else engine.memos_of(run.index)
         row: Row = {}
         for test in self.tests[run.index]:
-            rule = replace(self.judging, among=test.clients)
-            if not rule.chosen(len(test.federation.train)):
+            evaluation = replace(self.evaluation, among=test.clients)
+            if not evaluation.chosen(len(test.federation.train)):
                 continue
             alone = Serial(self.model, [test.federation], [self.memos[run.index]], self.dtype)
             alone.restore(0, held)
-            states = [(0, run.state)]
-            (found,) = measure(
-                alone, states, self.protocol, "test", self.metrics, self.sample, rule
-            )
+            (found,) = measure(alone, [(0, run.state)], evaluation, "test")
             values = {f"test_{name}_by_group": value for name, value in found.values.items()}
             each = {f"test_client_{name}_by_group": v for name, v in found.by_client.items()}
             for key, value in {**values, **each}.items():

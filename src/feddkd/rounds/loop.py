@@ -17,12 +17,9 @@ from feddkd.method import Exchange, Method
 from feddkd.models.functional import Model
 from feddkd.rounds.availability import Tolerance
 from feddkd.rounds.diagnostics import diagnose
-from feddkd.rounds.evaluation import Measured, Protocol, measure
-from feddkd.rounds.evaluation_phases import ONE_OF_TWO, Sample
+from feddkd.rounds.evaluation import USUAL, Evaluation, Measured, measure
 from feddkd.rounds.example_groups import ByGroup, no_groups
 from feddkd.rounds.exchange import Exchanges, prepare_order
-from feddkd.rounds.judging import ALWAYS, Judging
-from feddkd.rounds.metrics import DEFAULT, Metric
 from feddkd.rounds.selection import UNIFORM, Selection
 from feddkd.rounds.selection.cohorts import begin_round
 from feddkd.rounds.selection.rule import Known
@@ -34,7 +31,6 @@ from feddkd.tensors import Groups, is_finite
 
 log = logging.getLogger(__name__)
 PATIENT = Tolerance()
-Measure = Callable[..., list[Measured]]  # (states, source="test" or "validation")
 
 
 def play(
@@ -45,13 +41,10 @@ def play(
     *,
     cohort: int,
     last: int,
-    protocol: Protocol,
-    metrics: Sequence[Metric] = DEFAULT,
-    sample: Sample = ONE_OF_TWO,
+    evaluation: Evaluation = USUAL,
     diagnostics: bool = False,
     first: int = 1,
     tolerance: Tolerance = PATIENT,
-    judging: Judging = ALWAYS,
     selection: Selection = UNIFORM,
     by_group: ByGroup = no_groups,
 ) -> Iterator[list[Row]]:
@@ -65,11 +58,9 @@ def play(
         method.fitted(model),
         Exchanges(model, engine, tolerance),
         partial(begin_round, engine, selection, cohort=cohort),
-        partial(measure, engine, protocol=protocol, metrics=metrics, sample=sample, rule=judging),
+        evaluation,
         diagnostics,
-        judging,
         last,
-        protocol is not Protocol.GLOBAL,
         by_group,
     )
     play_round = loop.round if tolerance.on_divergence == "continue" else loop.checked_round
@@ -96,12 +87,10 @@ class Loop:
     method: Method
     exchanges: Exchanges
     begin: Callable[..., list[Turn]]  # (runs, round) -> their turns, with the selected clients
-    measure: Measure
+    evaluation: Evaluation
     diagnostics: bool
-    judging: Judging
     last: int  # the last round
-    judges_clients: bool = False  # the clients' own models are judged, not the global one
-    by_group: ByGroup = no_groups
+    by_group: ByGroup
 
     @property
     def engine(self) -> Engine:
@@ -156,29 +145,30 @@ class Loop:
         `step` counts the evaluations of a round; random draws follow it.
         """
         phase = self.method.judging
-        if phase is None or not self.judges_clients or not self._is_judged(turns):
+        if phase is None or self.evaluation.is_global or not self._is_judged(turns):
             return
         exchange = Exchange(phase, step=step, steps=2, retain=self.method.held)
         orders = []
         for turn in turns:
-            clients = self.judging.chosen(len(self.engine.sizes(turn.run.index)))
+            clients = self.evaluation.chosen(len(self.engine.sizes(turn.run.index)))
             orders.append(prepare_order(exchange, turn, clients))
         self.engine.exchange(exchange, orders)
 
     def _is_judged(self, turns: Sequence[Turn]) -> bool:
         """Return True if there are runs left and their round is evaluated."""
-        return bool(turns) and self.judging.is_due(turns[0].round, self.last)
+        return bool(turns) and self.evaluation.is_due(turns[0].round, self.last)
 
     def _judge(self, turns: Sequence[Turn], prefix: str = "") -> None:
         """Evaluate the models and enter the metrics in the rows."""
         states = [(turn.run.index, turn.run.state) for turn in turns]
         if not self._is_judged(turns):
             return
-        _enter(turns, f"{prefix}test", self.measure(states, source="test"))
+        _enter(turns, f"{prefix}test", measure(self.engine, states, self.evaluation, "test"))
         for turn in [] if prefix else turns:
             turn.row |= self.by_group(self.engine, turn.run)
         if all(turn.run.has_validation for turn in turns):
-            _enter(turns, f"{prefix}validation", self.measure(states, source="validation"))
+            measured = measure(self.engine, states, self.evaluation, "validation")
+            _enter(turns, f"{prefix}validation", measured)
 
     def _diagnose(self, turns: Sequence[Turn], averages: dict[int, Groups]) -> None:
         """Enter the theory's quantities in the rows of rounds that were played to their end; after

@@ -99,7 +99,7 @@ def describe_job(job: Job, built: bool, target: float | str | None) -> RunDescri
         "rounds": job.rounds,
         "seed": start.seed,
         "split_seed": start.seed,
-        "evaluation": job.protocol.name.lower(),
+        "evaluation": job.evaluation.protocol.name.lower(),
         "dtype": str(job.dtype).removeprefix("torch."),
         **_faults(job),
         **_task(job),
@@ -109,8 +109,8 @@ def describe_job(job: Job, built: bool, target: float | str | None) -> RunDescri
     network = type(job.model.net).__name__
     given = {"method": method, "data": "memory", "partition": "memory", "model": network}
     spelled = {**canonical, **given, **({} if target is None else {"target": target})}
-    if tuple(job.metrics) != find_metrics(job.model.task.metrics):
-        spelled["metrics"] = [metric.name for metric in job.metrics]
+    if tuple(job.evaluation.metrics) != find_metrics(job.model.task.metrics):
+        spelled["metrics"] = [metric.name for metric in job.evaluation.metrics]
     family = {key: value for key, value in canonical.items() if "seed" not in key}
     manifest = {
         "made_by": "simulate",
@@ -118,13 +118,13 @@ def describe_job(job: Job, built: bool, target: float | str | None) -> RunDescri
         "canonical": canonical,
         "digest": _digest(canonical),
         "family": _digest(family),
-        "protocol": _protocol(job.protocol.value),
+        "protocol": _protocol(job.evaluation.protocol.value),
         "data": {"name": "memory", "digest": data, "note": ""},
         "partition": {"digest": partition, "sizes": federation.sizes},
         "weights": weights,
         **_groups(federation),
         **_network_facts(job.model),
-        **_own_metrics(job.metrics),
+        **_own_metrics(job.evaluation.metrics),
     }
     classes = federation.classes if "labels" in job.model.task.offers else 0
     labels = [str(label) for label in range(classes)]
@@ -174,7 +174,8 @@ def _transform(transform: Transform) -> dict[str, str]:
 
 def _judging(job: Job) -> dict[str, Any]:
     """Return which rounds and clients are evaluated, if not all of them."""
-    chosen = {"evaluate_every": job.judging.every, "evaluate_clients": job.judging.clients}
+    rule = job.evaluation
+    chosen = {"evaluate_every": rule.every, "evaluate_clients": rule.clients}
     return {key: value for key, value in chosen.items() if value != USUAL[key]}
 
 

@@ -137,7 +137,7 @@ def _check_fit(
         check_classes(output, federation.classes)
     model.task.check_fit(federation.x, output, federation.y)
     sample = Sample(output[:1].cpu(), take(federation.y, slice(1)), model.task)
-    sample.check(job.metrics)
+    sample.check(job.evaluation.metrics)
     check_counted(federation)
     check_public(job.method, federation)
     whole = job.cohort_size == job.clients

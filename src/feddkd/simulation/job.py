@@ -11,10 +11,8 @@ from feddkd.method import Method
 from feddkd.models.functional import Model
 from feddkd.rounds.attacks import NO_ATTACK, Attack
 from feddkd.rounds.availability import Tolerance
-from feddkd.rounds.evaluation import Protocol
-from feddkd.rounds.judging import ALWAYS, Judging
+from feddkd.rounds.evaluation import USUAL, Evaluation
 from feddkd.rounds.loop import PATIENT, cohort_size
-from feddkd.rounds.metrics import DEFAULT, Metric
 from feddkd.rounds.selection import UNIFORM, Selection
 from feddkd.tensors import Tensors
 
@@ -40,10 +38,8 @@ class Job:
     dtype: torch.dtype = torch.float32
     rounds: int = 1
     cohort: int | float = 1.0
-    protocol: Protocol = Protocol.GLOBAL
-    metrics: Sequence[Metric] = DEFAULT
+    evaluation: Evaluation = USUAL
     tolerance: Tolerance = PATIENT
-    judging: Judging = ALWAYS
     diagnostics: bool = False
     selection: Selection = UNIFORM
     attack: Attack = NO_ATTACK  # `method` must be attack.on(method)

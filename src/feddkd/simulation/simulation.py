@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from feddkd.data.federation import Federation
@@ -14,7 +14,7 @@ from feddkd.method import Method
 from feddkd.methods.aggregation import with_secret_noise
 from feddkd.rounds.attacks.success import success
 from feddkd.rounds.costs import Costs
-from feddkd.rounds.evaluation import Protocol, confusions
+from feddkd.rounds.evaluation import confusions
 from feddkd.rounds.example_groups import GroupMeasure
 from feddkd.rounds.loop import Row, Run, play
 from feddkd.rounds.privacy import ledger
@@ -58,15 +58,13 @@ class Simulation:
         self.engine = open_engine(
             engine, self.model, self.begun.federations, self.begun.memos, job.dtype, options or {}
         )
+        self.evaluation = replace(job.evaluation, sample=self.begun.sample)
         self._by_group = GroupMeasure(
             self.model,
             self.begun.federations,
             self.begun.memos,
             job.dtype,
-            job.protocol,
-            job.metrics,
-            self.begun.sample,
-            job.judging,
+            self.evaluation,
         )
         try:
             self._check()
@@ -87,7 +85,7 @@ class Simulation:
         self.engine.close()
 
     def _check(self) -> None:
-        if self.engine.remote and self.job.attack.aim and self.job.protocol is not Protocol.GLOBAL:
+        if self.engine.remote and self.job.attack.aim and not self.evaluation.is_global:
             raise InputError(
                 f"attack {self.job.attack} is judged on the shared model on Flower, and this run"
                 ' judges each client\'s: set evaluation = "global"'
@@ -104,8 +102,8 @@ class Simulation:
                 " Flower they stay on their nodes; run it on another engine"
             )
 
-        whole = [metric.name for metric in self.job.metrics if metric.whole is not None]
-        if whole and (self.engine.remote or self.job.protocol is not Protocol.GLOBAL):
+        whole = [metric.name for metric in self.evaluation.metrics if metric.whole is not None]
+        if whole and (self.engine.remote or not self.evaluation.is_global):
             raise InputError(
                 f"metric {whole[0]!r} needs all predictions at once: it is for evaluation='global'"
                 " on this machine"
@@ -156,13 +154,10 @@ class Simulation:
             self.runs,
             cohort=job.cohort_size,
             last=last,
-            protocol=job.protocol,
-            metrics=job.metrics,
-            sample=self.begun.sample,
+            evaluation=self.evaluation,
             diagnostics=job.diagnostics,
             first=first,
             tolerance=job.tolerance,
-            judging=job.judging,
             selection=job.selection,
             by_group=self._by_group,
         ):
@@ -173,11 +168,9 @@ class Simulation:
         """Return the success rate of the attack on a run's model, if the attack has an aim and the
         round is evaluated.
         """
-        rule = self.job.judging
-        if not self.begun.aims or not rule.is_due(self.round, self.job.rounds):
+        if not self.begun.aims or not self.evaluation.is_due(self.round, self.job.rounds):
             return {}
-        engine = self._serial(self.begun.aims)
-        return success(engine, run, self.job.protocol, self.begun.sample, rule)
+        return success(self._serial(self.begun.aims), run, self.evaluation)
 
     @property
     def going(self) -> list[Run]:
@@ -207,8 +200,7 @@ class Simulation:
             return {}
         states = [(run.index, run.state) for run in self.going]
         classes = self.begun.federations[0].classes
-        rule, protocol = self.job.judging, self.job.protocol
-        matrices = confusions(self._quiet_engine(), states, protocol, classes, rule)
+        matrices = confusions(self._quiet_engine(), states, self.evaluation, classes)
         return {run: matrix for (run, _), matrix in zip(states, matrices, strict=True)}
 
     def _quiet_engine(self) -> Engine:

@@ -18,7 +18,7 @@ from feddkd.method import Method
 from feddkd.methods import parse
 from feddkd.models.functional import Model, functional
 from feddkd.rounds.availability import Tolerance
-from feddkd.rounds.evaluation import fitting_protocol
+from feddkd.rounds.evaluation import Evaluation, fitting_protocol
 from feddkd.rounds.loop import Row
 from feddkd.simulation import Job, Simulation, Start
 from feddkd.tensors import Groups, to
@@ -67,7 +67,6 @@ def rehearse(
         _start(chosen, model, world, seed)
         for world, seed in zip(worlds or seeds, seeds, strict=True)
     ]
-    protocol = fitting_protocol(chosen, own_tests=False)
     job = Job(
         model,
         chosen,
@@ -75,7 +74,7 @@ def rehearse(
         torch.float64,
         rounds=rounds,
         cohort=cohort,
-        protocol=protocol,
+        evaluation=Evaluation(fitting_protocol(chosen, own_tests=False)),
         tolerance=BARE,
     )
     workers, make = list[Engine](), partial(open_engine, engine, options=options)
