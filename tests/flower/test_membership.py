@@ -15,7 +15,7 @@ from cryptography import x509
 
 from feddkd import InputError
 from feddkd.cli.flower_node import certificate, revoke
-from feddkd.flower.deployment import credentials, greeting
+from feddkd.flower.deployment import credentials, join_checks
 from feddkd.flower.deployment.credentials import (
     AUTHORITY,
     CERTIFICATE,
@@ -26,7 +26,13 @@ from feddkd.flower.deployment.credentials import (
     read_public,
     renew_server,
 )
-from feddkd.flower.deployment.greeting import NotYetError, _obstacle, _say_hello, _trust, greet
+from feddkd.flower.deployment.join_checks import (
+    NotYetError,
+    _check_server,
+    _obstacle,
+    _trust,
+    wait_to_join,
+)
 from feddkd.flower.deployment.key_folder import KeyFolder
 from feddkd.flower.deployment.processes import Processes, free_port
 from feddkd.flower.deployment.superlink import Superlink
@@ -191,8 +197,8 @@ def test_a_node_waits_until_its_key_is_known(
     def admit(seconds: float) -> None:
         server.admit({read_public(tmp_path / "new.pub"): "new"})
 
-    monkeypatch.setattr("feddkd.flower.deployment.greeting.time.sleep", admit)
-    greet(f"localhost:{server.port}", tmp_path / "new", server.folder / AUTHORITY)
+    monkeypatch.setattr("feddkd.flower.deployment.join_checks.time.sleep", admit)
+    wait_to_join(f"localhost:{server.port}", tmp_path / "new", server.folder / AUTHORITY)
     assert "does not know this node's key" in caplog.text
     assert "new.pub" in caplog.text
     server.admit({read_public(server.folder / "known.pub"): "known"})
@@ -203,15 +209,15 @@ def test_each_obstacle_has_its_own_message(
 ) -> None:
     key, here = server.folder / "known", f"localhost:{server.port}"
     own = _trust(server.folder / AUTHORITY)
-    _say_hello(here, key, own)
+    _check_server(here, key, own)
     with pytest.raises(NotYetError, match="cannot be reached"):
-        _say_hello(f"localhost:{free_port()}", key, own)
+        _check_server(f"localhost:{free_port()}", key, own)
     make_server(tmp_path, ["localhost"])
     with pytest.raises(InputError, match="is not the one"):
-        _say_hello(here, key, _trust(tmp_path / AUTHORITY))
-    monkeypatch.setattr(greeting, "__version__", "9.9")
+        _check_server(here, key, _trust(tmp_path / AUTHORITY))
+    monkeypatch.setattr(join_checks, "__version__", "9.9")
     with pytest.raises(InputError, match=r"this node has 9\.9"):
-        _say_hello(here, key, own)
+        _check_server(here, key, own)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from feddkd.papers.comparison import compare
 from feddkd.papers.definitions import Paper, Printed, PrintedCell, Quantity, read
 from feddkd.papers.figures import Panel, curves, figures, missing
 from feddkd.papers.report import pages
-from feddkd.papers.results import RecordedRun, Runs, collect, recorded, strangers
+from feddkd.papers.results import RecordedRun, Runs, collect, foreign_runs, recorded
 from feddkd.papers.status import progress
 from feddkd.papers.tables import FORMATS, as_json
 from feddkd.reports.statistics import apart, paired, spread
@@ -554,7 +554,7 @@ def test_collecting_keeps_the_longer_run_leaves_strangers_out_and_makes_the_same
     folder_of(made(second, [0.1, 0.2]), tmp_path / "runs" / "a")
     folder_of(made(first, [0.1]), tmp_path / "runs" / "b")
     folder_of(made(replace(first, rounds=9), [0.1]), tmp_path / "runs" / "c")
-    assert strangers(paper, tmp_path / "runs") == 1
+    assert foreign_runs(paper, tmp_path / "runs") == 1
     assert collect(paper, tmp_path / "runs") == {"tiny.jsonl.gz": (2, 2)}
     file = paper.folder / "results" / "tiny.jsonl.gz"
     before = file.read_bytes()

@@ -13,7 +13,7 @@ from PIL import Image
 
 from feddkd.cli.app import main
 from feddkd.errors import InputError
-from feddkd.reports.figures import plates
+from feddkd.reports.figures import write_figures
 from feddkd.reports.formats import aligned, piped, tabular
 from feddkd.reports.tables import as_json, grid
 from feddkd.runs.record import find
@@ -99,7 +99,7 @@ def test_open_shows_the_page_in_a_browser(
 def test_figures_for_a_paper_are_as_wide_as_a_column_with_their_fonts_inside(
     runs: Path, tmp_path: Path
 ) -> None:
-    written = plates(
+    written = write_figures(
         [record for record in find(runs) if "dkd" in record.label], tmp_path / "figures"
     )
     names = {path.name for path in written}
@@ -127,7 +127,7 @@ def test_figures_that_cannot_be_written_are_an_error_of_one_line(
 ) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot write figures"):
-        plates(find(runs), tmp_path / "file")
+        write_figures(find(runs), tmp_path / "file")
 
 
 # --- ls

@@ -383,6 +383,6 @@ def test_what_may_change_a_bit_is_said_in_one_line_and_recorded(
     assert set(differs) == {"feddkd", "torch", "threads", "engine", "strategy"}
     assert differs["threads"] == [threads, threads + 1]
     assert differs["engine"] == ["serial", "batched"]
-    said = [line.getMessage() for line in caplog.records if "goes on with" in line.getMessage()]
+    said = [line.getMessage() for line in caplog.records if "continues with" in line.getMessage()]
     assert len(said) == 1
     assert all(key in said[0] for key in differs)

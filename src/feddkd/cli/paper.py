@@ -18,7 +18,7 @@ from feddkd.papers.definitions import Definition, Paper, read
 from feddkd.papers.drawing import draw_all, draw_figure, paper_curves
 from feddkd.papers.figures import Figure, figures, find, missing, place
 from feddkd.papers.report import pages
-from feddkd.papers.results import collect, recorded, strangers
+from feddkd.papers.results import collect, foreign_runs, recorded
 from feddkd.papers.status import Progress, progress
 from feddkd.papers.tables import FORMATS, as_json
 
@@ -227,5 +227,5 @@ def paper_collect(papers: Papers = PAPERS, runs: RunsDir = RUNS) -> None:
     for file, (count, news) in collect(paper, runs).items():
         if count:
             print(f"{file}: {count} runs, {news} new or longer")
-    if others := strangers(paper, runs):
+    if others := foreign_runs(paper, runs):
         print(f"{others} runs belong to none of the paper's files and were left out")

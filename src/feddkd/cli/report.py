@@ -56,9 +56,9 @@ def report(
 
         curves(records, figure)
     if figures is not None:
-        from feddkd.reports.figures import plates
+        from feddkd.reports.figures import write_figures
 
-        plates(records, figures)
+        write_figures(records, figures)
     page = out or (folders[0] / "report.html" if open_ else None)
     if page is not None:
         write_page(records, page, open_)

@@ -177,7 +177,7 @@ def tensor_of(value: Any, what: str) -> Tensor:
 def _array_in_words(value: Any) -> str:
     if not isinstance(value, np.ndarray):
         return type(value).__name__
-    said = f"an array of {value.dtype}"
+    words = f"an array of {value.dtype}"
     if value.dtype.kind in "US" or (value.dtype.kind == "O" and isinstance(value.flat[0], str)):
-        said += "; feddkd.from_table(...) numbers labels that are texts"
-    return said
+        words += "; feddkd.from_table(...) numbers labels that are texts"
+    return words

@@ -7,7 +7,6 @@ stay on the node under a tag, and every request names the tag that the client sh
 server notices a node that was restarted, and a reply that came too late has no effect.
 """
 
-import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,9 +23,9 @@ from feddkd.engines.interface import Order, Reply
 from feddkd.engines.serial import Serial
 from feddkd.errors import InputError
 from feddkd.flower.expected import log_no_answer, tried
+from feddkd.flower.held_tensors import HeldTensors
 from feddkd.flower.membership import AnyMember, Membership
 from feddkd.flower.messages import (
-    ClientInfo,
     ExchangeReply,
     ExchangeRequest,
     FederationFacts,
@@ -46,14 +45,12 @@ from feddkd.flower.transport import (
     tensor_record,
 )
 from feddkd.flower.upload_bounds import believable
-from feddkd.flower.wire import FIRST, MOST, NOTHING, WireError, check, pack, printable, unpack
+from feddkd.flower.wire import MOST, WireError, check, pack, printable, unpack
 from feddkd.method import Exchange
 from feddkd.method.compression import opened, problem_in
 from feddkd.models.functional import Model
 from feddkd.tensors import Groups, bytes_of, stack
 from feddkd.trees import first_tensor
-
-log = logging.getLogger(__name__)
 
 
 class NodeAnswer(NamedTuple):
@@ -82,7 +79,6 @@ class Flower:
     start_with: int | None = None  # clients that must have joined for the run to start; None: all
     most_examples: int = MOST_EXAMPLES  # that a client may claim
     membership: Membership = field(default_factory=AnyMember)
-    held: dict[int, str] = field(default_factory=dict)  # client -> tag of the tensors it keeps
     status: Status = field(default_factory=Status)
 
     def __post_init__(self) -> None:
@@ -93,23 +89,21 @@ class Flower:
             )
         if len(self.federations) != 1:
             raise InputError("engine 'flower' takes one run at a time")
-        self._sent = to_send(self.experiment)
+        (federation,) = self.federations
+        shape = tuple(first_tensor(federation.x).shape[1:])
+        facts = FederationFacts(shape, federation.classes, federation.transform.scale)
+        self._base = to_send(self.experiment), facts  # of every request
         self._server = Serial(self.model, self.federations, self.first_memos, self.dtype)
         self._transport = Transport(self.grid, self.membership, self.poll)
         self._roster = Roster(
             self._transport,
-            len(self.federations[0].train),
+            len(federation.train),
             self.membership,
-            lambda: RecordDict(
-                {"page": message_record(NodeRequest(self._sent, self._federation_facts))}
-            ),
+            lambda: RecordDict({"page": message_record(NodeRequest(*self._base))}),
             self.most_examples,
-            math.prod(first_tensor(self.federations[0].y).shape[1:]),
+            math.prod(first_tensor(federation.y).shape[1:]),
         )
-        self._round: str | int = 0
-        # stands for every client's memo: it has the same names, shapes and types
-        self._memo = self.first_memos[0]
-        self._before = (self._memo, self.held)  # both at the beginning of the round
+        self._held = HeldTensors(self.first_memos[0])
         name, rounds = self.experiment.get("name", ""), int(self.experiment.get("rounds", 0))
         self.status.begin(name or self.experiment.get("method", ""), rounds, self._roster.total)
 
@@ -140,15 +134,11 @@ class Flower:
 
     def facts(self) -> dict[str, Any]:
         """Return the tags that clients hold, for the checkpoint."""
-        return {"held": {str(client): tag for client, tag in self.held.items()}}
+        return self._held.facts()
 
     def adopt(self, facts: Mapping[str, Any]) -> None:
-        """Take the tags of a checkpoint, also in the middle of a run.
-
-        The round is then played again from the tensors that clients held when it began.
-        """
-        self.held = {int(client): str(tag) for client, tag in facts.get("held", {}).items()}
-        self._round, self._memo = 0, self._before[0]
+        """Take the tags of a checkpoint, also in the middle of a run."""
+        self._held.adopt(facts)
 
     def close(self) -> None:
         """Free the server's own engine."""
@@ -159,8 +149,8 @@ class Flower:
         if all(order.cohort == (SERVER,) for order in orders):
             return self._server.exchange(exchange, orders)
         self._gather_clients()
-        self._begin_round(orders[0])
-        self.status.begin_exchange(exchange, self._round_number)
+        self._held.begin_round(orders[0])
+        self.status.begin_exchange(exchange, self._held.round)
         pattern = self._pattern(exchange, orders[0])
         answers: list[dict[int, NodeAnswer]] = [{} for _ in orders]
         outgoing = list(self._outgoing(exchange, orders))
@@ -174,7 +164,7 @@ class Flower:
             else:
                 answers[asked.order][asked.client] = received
         for silent in late.values():
-            self._roster.conduct.failed(silent.node, self._round_number)
+            self._roster.conduct.failed(silent.node, self._held.round)
             self.status.failed(silent.client, "it has not answered in time")
         replies = [
             self._reply(exchange, order, self._believed(exchange, order, by_client))
@@ -192,17 +182,6 @@ class Flower:
 
     # --- one exchange
 
-    def _begin_round(self, order: Order) -> None:
-        """Store the state at the beginning of a round.
-
-        Where clients keep nothing between rounds, the tags of the last round count no more.
-        """
-        if order.purpose == "train" and order.key[1] != self._round:
-            self._round = order.key[1]
-            if not self._memo:
-                self.held = dict.fromkeys(self.held, NOTHING)
-            self._before = (self._memo, dict(self.held))
-
     def _outgoing(self, exchange: Exchange, orders: Sequence[Order]) -> Iterator[Outgoing]:
         """Yield the messages to the clients whose nodes are online."""
         online = self._transport.online_nodes()
@@ -215,7 +194,7 @@ class Flower:
                 node = self._roster.nodes.get(client)
                 if node is None:
                     log_no_answer(client, exchange, order, "it has not joined")
-                elif self._roster.conduct.is_aside(node, self._round_number):
+                elif self._roster.conduct.is_aside(node, self._held.round):
                     log_no_answer(client, exchange, order, "its node is put aside for a while")
                 elif node in online:
                     request = message_record(self._request(exchange, order, client))
@@ -226,22 +205,16 @@ class Flower:
                     log_no_answer(client, exchange, order, "its node is offline")
 
     def _request(self, exchange: Exchange, order: Order, client: int) -> ExchangeRequest:
+        expects, before = self._held.of(client)
         return ExchangeRequest(
-            self._sent,
-            self._federation_facts,
+            *self._base,
             client=client,
             key=order.key,
             phase=exchange.phase.name,
-            expects=self.held.get(client, FIRST),
-            before=self._before[1].get(client, FIRST),
+            expects=expects,
+            before=before,
             retain=None if exchange.retain is None else tuple(sorted(exchange.retain)),
         )
-
-    @property
-    def _federation_facts(self) -> FederationFacts:
-        federation = self.federations[0]
-        shape = tuple(first_tensor(federation.x).shape[1:])
-        return FederationFacts(shape, federation.classes, federation.transform.scale)
 
     def _received(
         self,
@@ -256,7 +229,7 @@ class Flower:
         training = exchange.retain is not None  # evaluation changes nothing
         if reply.lost:
             if training:
-                self.held.pop(asked.client, None)
+                self._held.tags.pop(asked.client, None)
             raise BlamelessError(
                 "it has lost what it kept (was its node restarted?); it misses this round and"
                 " starts from the beginning in the next"
@@ -280,17 +253,14 @@ class Flower:
         self, exchange: Exchange, order: Order, answers: Mapping[int, NodeAnswer]
     ) -> dict[int, Groups]:
         """Return the uploads that are within bounds; only the tags of their clients count."""
+        uploads = {client: each.upload for client, each in answers.items()}
         if exchange.retain is None or not answers:
-            return {client: each.upload for client, each in answers.items()}
-        uploads, refused = believable(
-            {client: each.upload for client, each in answers.items()},
-            order.sent,
-            exchange.phase.clip,
-        )
+            return uploads
+        uploads, refused = believable(uploads, order.sent, exchange.phase.clip)
         for client, error in refused.items():
             self._blame(exchange, order, client, error)
         for client in uploads:
-            self.held[client] = answers[client].held
+            self._held.tags[client] = answers[client].held
             self._roster.conduct.did_well(self._roster.nodes[client])
         return uploads
 
@@ -299,7 +269,7 @@ class Flower:
         log_no_answer(client, exchange, order, error)
         self.status.failed(client, printable(error))
         if not isinstance(error, BlamelessError):
-            self._roster.conduct.failed(self._roster.nodes[client], self._round_number)
+            self._roster.conduct.failed(self._roster.nodes[client], self._held.round)
 
     def _reply(self, exchange: Exchange, order: Order, uploads: Mapping[int, Groups]) -> Reply:
         """Gather the uploads as the phase says."""
@@ -322,7 +292,7 @@ class Flower:
             return replies
         online, failed = self._transport.online_nodes(), self._roster.conduct.has_failed
         left = any(
-            node in online and not failed(node, self._round_number)
+            node in online and not failed(node, self._held.round)
             for node in self._roster.nodes.values()
         )
         return [reply._replace(short=(0, self._fewest) if left else None) for reply in replies]
@@ -330,10 +300,10 @@ class Flower:
     def _pattern(self, exchange: Exchange, order: Order) -> Groups:
         """Return groups with the names, shapes and types of an upload."""
         upload, memo = tried(
-            self.model, exchange.phase, order.sent, self._memo, self.federations[0], self.dtype
+            self.model, exchange.phase, order.sent, self._held.like, self.federations[0], self.dtype
         )
         if exchange.retain is not None:
-            self._memo = retained(memo, exchange.retain)
+            self._held.like = retained(memo, exchange.retain)
         return upload
 
     # --- joining
@@ -343,17 +313,12 @@ class Flower:
         roster = self._roster
         enough = roster.total if self.start_with is None else min(self.start_with, roster.total)
         if len(roster.nodes) < enough:
-            self._note_held(roster.gather(enough, self.join, self.poll))
+            joined = roster.gather(enough, self.join, self.poll)
         else:
-            self._note_held(roster.welcome(self.join))
-
-    def _note_held(self, joined: Mapping[int, ClientInfo]) -> None:
+            joined = roster.welcome(self.join)
         if joined:
-            self.status.joined(joined, {k: self._roster.name_of(k) for k in joined})
-        for client, found in joined.items():
-            if self.held.get(client, FIRST) not in (FIRST, *found.held):
-                log.warning("client %s has lost what it kept; it starts from the beginning", client)
-                del self.held[client]
+            self.status.joined(joined, {k: roster.name_of(k) for k in joined})
+        self._held.note_joined(joined)
 
     def _weight(self, client: int, source: Source) -> int:
         """Return the weight of a client in means."""
@@ -363,7 +328,3 @@ class Flower:
     def _fewest(self) -> int:
         """The number of clients that an exchange needs."""
         return 1
-
-    @property
-    def _round_number(self) -> int:
-        return int(self._round)

@@ -80,7 +80,7 @@ class Secure(Flower):
             return [Reply(order.cohort, {}, (1, LEAST)) for order in orders]
         (order,) = orders
         self._gather_clients()
-        self._begin_round(order)
+        self._held.begin_round(order)
         if self._secrets.round != order.key[:2]:
             self._secrets = self._begin_secure_round(order)
             self._undelivered = self._secrets.sealed
@@ -110,7 +110,7 @@ class Secure(Flower):
         for dealer, clients in self._complaints.items():
             if dealer in self._secrets.sealed and len(clients) > needless:
                 node, why = self._roster.nodes[dealer], "has sent shares that others cannot open"
-                self._roster.conduct.put_aside(node, self._round_number, why)
+                self._roster.conduct.put_aside(node, self._held.round, why)
 
     # --- the beginning of a round
 
@@ -119,10 +119,9 @@ class Secure(Flower):
         session, number = secrets.token_hex(8), int(order.key[1])
         threshold = max(LEAST, math.ceil(self.threshold * len(order.cohort) - 1e-9))
         names = set(names_of(parse(self.experiment["method"]).plan(number)))
-        base = self._sent, self._federation_facts
         public = self._query(
             "keys",
-            {client: KeysRequest(*base, client, session, number) for client in order.cohort},
+            {client: KeysRequest(*self._base, client, session, number) for client in order.cohort},
             lambda client, content: _checked_keys(PublicKeys.read(content), names),
             number,
         )
@@ -131,7 +130,10 @@ class Secure(Flower):
             return agreed
         sealed = self._query(
             "shares",
-            {client: SharesRequest(*base, client, session, threshold, public) for client in public},
+            {
+                client: SharesRequest(*self._base, client, session, threshold, public)
+                for client in public
+            },
             lambda client, content: _checked_shares(
                 SealedShares.read(content), set(public) - {client}
             ),
@@ -230,9 +232,8 @@ class Secure(Flower):
         Stop when `enough` have answered.
         """
         session = self._secrets.session
-        base = self._sent, self._federation_facts
         requests = {
-            client: UnmaskRequest(*base, client, session, name, tuple(clients))
+            client: UnmaskRequest(*self._base, client, session, name, tuple(clients))
             for client in clients
         }
         number = int(self._secrets.round[1])

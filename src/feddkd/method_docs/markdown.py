@@ -1,6 +1,7 @@
 """Documentation of methods as Markdown: one page for each method, and an index."""
 
 from collections.abc import Iterable, Sequence
+from textwrap import fill
 from typing import Any
 
 from feddkd.method_docs.entries import Entry, PhaseInWords
@@ -29,7 +30,7 @@ def page(entry: Entry) -> str:
         f"<!-- made by `make methods-docs` from {entry.module}: change it there -->",
         f"# {entry.name}",
         entry.summary,
-        *entry.paragraphs,
+        *(one if "\n" in one or one.startswith(" ") else _lines(one) for one in entry.paragraphs),
     ]
     if entry.paper:
         parts.append(f"[{entry.paper.number}]({entry.paper.link})")
@@ -38,7 +39,7 @@ def page(entry: Entry) -> str:
     options = [(f"`{s.name}`", f"`{default(s.default)}`", s.takes) for s in entry.settings]
     parts += ["## Options", _table(("option", "default", "takes"), options)]
     if any(setting.shared == "gathering" for setting in entry.settings):
-        parts.append(GATHERING)
+        parts.append(_lines(GATHERING))
     parts.append("## A round")
     if entry.turns:
         headings = [heading for heading, _ in facts(entry.turns[0])]
@@ -46,6 +47,11 @@ def page(entry: Entry) -> str:
         parts.append(_table(("phase", *headings), rows))
     parts.append(kept(entry))
     return "\n\n".join(parts) + "\n"
+
+
+def _lines(prose: str) -> str:
+    """Return a paragraph in lines of at most 120 characters."""
+    return fill(prose, 120, break_long_words=False, break_on_hyphens=False)
 
 
 def default(value: Any) -> str:

@@ -22,7 +22,7 @@ from feddkd.models.keyed_draws import keyed
 from feddkd.models.layer_search import described_layer, differing_layer, drawing_layer
 from feddkd.models.seeded_build import draws_globally
 from feddkd.models.state_dicts import written_state
-from feddkd.models.strays import NoStrays
+from feddkd.models.unread_parameters import RefuseUnread
 from feddkd.tensors import Tensors
 from feddkd.trees import Tree, cat, first_tensor, kind_in_words, map_tensors, take, tensors_of
 
@@ -105,7 +105,7 @@ class NetworkTrial:
                     f"the network changes its buffer {name!r} in a way that its functional form"
                     " does not"
                 )
-        with NoStrays(self.params):
+        with RefuseUnread(self.params):
             again = self.call(self.x)
         if not is_same(actual.logits, again.logits):
             self._refuse(

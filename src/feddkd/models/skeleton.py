@@ -69,7 +69,7 @@ def _skeleton(net: nn.Module, head: str | None, state: CallState) -> nn.Module:
     for module in skeleton.modules():
         # on a GPU this would rearrange the weights in memory, but each call has its own weights
         if isinstance(module, nn.RNNBase):
-            setattr(module, "flatten_parameters", _do_nothing)  # noqa: B010
+            setattr(module, "flatten_parameters", lambda: None)  # noqa: B010
     if head is not None:
 
         def keep_features(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -93,10 +93,6 @@ def _aliases(net: nn.Module) -> dict[int, Any]:
         elif type(tensor) is Tensor and not tensor.requires_grad:
             memo[id(tensor)] = tensor.detach()
     return memo
-
-
-def _do_nothing() -> None:
-    pass
 
 
 def _in_mode(skeleton: nn.Module, mode: Mode) -> nn.Module:

@@ -96,7 +96,7 @@ def collect(paper: Paper, folder: Path) -> dict[str, tuple[int, int]]:
     return written
 
 
-def strangers(paper: Paper, folder: Path) -> int:
+def foreign_runs(paper: Paper, folder: Path) -> int:
     """Return the number of runs in a folder that belong to none of the paper's files."""
     known = {
         experiment.digest

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from textwrap import fill
 from typing import Any
 
 from feddkd.papers.cells import PARTIAL, Cell, MethodOrder
@@ -52,12 +53,19 @@ def text(comparison: Comparison) -> str:
 
 def markdown(comparison: Comparison) -> str:
     """Return a comparison as Markdown."""
-    return _written(comparison, piped, "## {}".format)
+    return _written(comparison, piped, "## {}".format, _lines)
 
 
 def latex(comparison: Comparison) -> str:
     """Return a comparison as LaTeX tabulars with comments; it needs no packages."""
     return _written(comparison, tabular, "% {}".format, "% {}".format)
+
+
+def _lines(note: str) -> str:
+    """Return a note in lines of at most 120 characters; a list item is indented."""
+    indent = "  " if note.startswith("* ") else ""
+    wrapped = fill(note, 120, break_long_words=False, break_on_hyphens=False)
+    return wrapped.replace("\n", f"\n{indent}")
 
 
 FORMATS: Mapping[str, Callable[[Comparison], str]] = {

@@ -59,7 +59,7 @@ STYLE: Any = {
 Draw = Callable[[Any, Any], None]  # draws into a matplotlib figure and its axes
 
 
-def plates(records: Sequence[Record], folder: Path) -> list[Path]:
+def write_figures(records: Sequence[Record], folder: Path) -> list[Path]:
     """Write every figure that the records have data for, and the table; return the files."""
     import matplotlib
 

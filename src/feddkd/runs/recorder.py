@@ -93,8 +93,10 @@ class Recorder:
         turn = {"after": after, **{key: manifest[key] for key in CIRCUMSTANCES}}
         if differs := differences(before, manifest):
             turn["differs"] = differs
-            said = ", ".join(f"{key} {now} (was {was})" for key, (was, now) in differs.items())
-            log.warning("%s goes on with %s: numbers may differ by rounding", self.folder, said)
+            changes = ", ".join(f"{key} {now} (was {was})" for key, (was, now) in differs.items())
+            log.warning(
+                "%s continues with %s: numbers may differ by rounding", self.folder, changes
+            )
         before.pop("ended", None)
         resumed = [*before.get("resumed", []), turn]
         self._write("manifest.json", {**before, "sealed": True, "resumed": resumed})

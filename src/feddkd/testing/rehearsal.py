@@ -64,7 +64,7 @@ def rehearse(
     model = _model(network)
     chosen = dress(chosen.fitted(model))
     starts = [
-        _start(chosen, model, world, seed)
+        Start(seed, federation(chosen, world), *model.initial(("init", world)))
         for world, seed in zip(worlds or seeds, seeds, strict=True)
     ]
     job = Job(
@@ -102,13 +102,9 @@ def _model(network: Network) -> Model:
         return functional(build(network))
 
 
-def first_weights(network: Network, world: int = 0) -> dict[str, Tensor]:
+def first_weights(network: Network) -> dict[str, Tensor]:
     """Return the parameters that runs on the network begin with."""
-    return to(_model(network).initial(("init", world))[0], "cpu", torch.float64)
-
-
-def _start(method: Method, model: Model, world: int, seed: int) -> Start:
-    return Start(seed, federation(method, world), *model.initial(("init", world)))
+    return to(_model(network).initial(("init", 0))[0], "cpu", torch.float64)
 
 
 def build(network: Network) -> nn.Module:

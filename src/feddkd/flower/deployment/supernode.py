@@ -20,7 +20,7 @@ import httpx
 from flwr.app import Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from feddkd.flower.deployment.greeting import greet
+from feddkd.flower.deployment.join_checks import wait_to_join
 from feddkd.flower.deployment.processes import check_free
 from feddkd.flower.flwr_internals import (
     AcquireTaskRequest,
@@ -142,7 +142,7 @@ def run_node(app: ClientApp, node: NodeSettings) -> None:
     Its own port serves only this process: other processes do not have the secret.
     """
     check_free("127.0.0.1", node.port)
-    greet(node.superlink, node.key, node.authority)
+    wait_to_join(node.superlink, node.key, node.authority)
     retry_content_sooner()
     with TemporaryDirectory(prefix="feddkd-") as folder:
         secret, file = secrets.token_bytes(32), Path(folder) / "secret"

@@ -37,9 +37,10 @@ def begin_round(
     """Return the turn of each run in round t; selections that ask update its costs and state."""
     known = [_known(engine, run, t, cohort) for run in runs]
     drawn = [selection.draw(one) for one in known]
-    told = _ask(engine, selection.asks, runs, t, drawn) if selection.asks else [{} for _ in runs]
+    asks = selection.asks
+    losses = _ask(engine, asks, runs, t, drawn) if asks else [{} for _ in runs]
     turns = []
-    for run, one, clients, answers in zip(runs, known, drawn, told, strict=True):
+    for run, one, clients, answers in zip(runs, known, drawn, losses, strict=True):
         selected = selection.decide(one, clients, answers)
         if selection.keeps:
             notes = {n: torch.from_numpy(a).to(run.like.device) for n, a in selected.notes.items()}

@@ -1,4 +1,4 @@
-"""Strays: parameters that a network does not read from the module where they are registered.
+"""Refusal of parameters that a network does not read from the module that registers them.
 
 A list, a dict or a closure may hold a layer or a parameter. The functional form cannot put a
 client's numbers there: it would always compute with the first numbers, and in the first round the
@@ -17,7 +17,7 @@ from feddkd.errors import InputError
 from feddkd.tensors import Tensors
 
 
-class NoStrays(TorchFunctionMode):
+class RefuseUnread(TorchFunctionMode):
     """A context in which a computation with a trainable nn.Parameter raises an InputError.
 
     The functional form gives every trained tensor as a plain tensor.

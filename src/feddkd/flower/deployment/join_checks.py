@@ -39,13 +39,13 @@ class NotYetError(Exception):
     """The node cannot join yet; it may later."""
 
 
-def greet(superlink: str, key: Path, authority: Path) -> None:
+def wait_to_join(superlink: str, key: Path, authority: Path) -> None:
     """Return when the node may join; raise InputError if waiting does not help."""
     trust = _trust(authority)
     told, last = -NEWS, ""
     while True:
         try:
-            _say_hello(superlink, key, trust)
+            _check_server(superlink, key, trust)
             return
         except NotYetError as reason:
             if str(reason) != last or time.monotonic() - told > NEWS:
@@ -61,7 +61,7 @@ def _trust(authority: Path) -> ssl.SSLContext:
         raise InputError(f"{authority} holds no certificate: {error}") from None
 
 
-def _say_hello(superlink: str, key: Path, trust: ssl.SSLContext) -> None:
+def _check_server(superlink: str, key: Path, trust: ssl.SSLContext) -> None:
     """Ask the server once. A SuperLink that is not feddkd's has no answer, and nothing is known."""
     headers = _signed(key)
     try:
