@@ -16,7 +16,7 @@ from feddkd.rounds.metrics import DEFAULT, LOSS, Metric
 from feddkd.tasks.labels import CLASSIFICATION
 from feddkd.tasks.task import Task
 from feddkd.tensors import Groups
-from feddkd.trees import Tree, map_tensors
+from feddkd.trees import Tree, kind_in_words, map_tensors
 
 Shapes = dict[str, tuple[int, ...]]  # sum -> its shape
 
@@ -46,6 +46,8 @@ class Sample:
                 self.sums([metric])
             except Exception as error:
                 reason = " ".join(str(error).split())
+                if isinstance(error, AttributeError) and not isinstance(self.target, Tensor):
+                    reason = f"the target of an example is {kind_in_words(self.target)}"
                 raise InputError(
                     f"metric {metric.name!r} does not go with {self.task.title}: {reason}"
                 ) from error

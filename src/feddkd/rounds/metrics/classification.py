@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from feddkd.errors import InputError
 from feddkd.rounds.metrics import outcomes, probabilities
 from feddkd.rounds.metrics.metric import Metric, register
-from feddkd.rounds.metrics.positions import Positions, examples, present
+from feddkd.rounds.metrics.positions import Positions, examples, of, present
 from feddkd.rounds.metrics.ranking import histograms, mean_auc
 
 if TYPE_CHECKING:
@@ -63,9 +63,7 @@ def _f1(sums: Tensors) -> Tensor:
     return hits / (hits + sums["false_positive"] + sums["false_negative"])
 
 
-ACCURACY = register(
-    Metric("accuracy", "accuracy", lambda output, batch: hits(examples(output, batch)), hit_rate)
-)
+ACCURACY = register(Metric("accuracy", "accuracy", of(examples, hits), hit_rate))
 LOSS = register(
     Metric(
         "loss",
@@ -88,7 +86,7 @@ register(
     Metric(
         "balanced_accuracy",
         "balanced accuracy",
-        lambda output, batch: outcomes.by_class(examples(output, batch)),
+        of(examples, outcomes.by_class),
         outcomes.balanced_accuracy,
     )
 )
@@ -96,7 +94,7 @@ register(
     Metric(
         "log_loss",
         "log loss",
-        lambda output, batch: probabilities.surprise(examples(output, batch)),
+        of(examples, probabilities.surprise),
         probabilities.mean,
         higher_is_better=False,
         percent=False,
@@ -106,7 +104,7 @@ register(
     Metric(
         "calibration_error",
         "calibration error",
-        lambda output, batch: probabilities.confidences(examples(output, batch)),
+        of(examples, probabilities.confidences),
         probabilities.calibration_error,
         higher_is_better=False,
     )

@@ -7,9 +7,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from feddkd.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from feddkd.method import Batch
+    from feddkd.tensors import Tensors
+
+    SumsOf = Callable[[Tensor, Batch], Tensors]
 
 IGNORED = -100  # the label of positions that do not count, as in torch
 
@@ -53,6 +58,11 @@ def examples(output: Tensor, batch: Batch) -> Positions:
     """
     label = batch.y.squeeze(-1) if tuple(batch.y.shape[1:]) == (1,) else batch.y
     return _positions(output.unsqueeze(-1) if output.ndim == 1 else output, label, batch, 2)
+
+
+def of(kind: Callable[..., Positions], count: Callable[[Positions], Tensors]) -> SumsOf:
+    """Return the function of outputs and batch that counts something of their positions."""
+    return lambda output, batch: count(kind(output, batch))
 
 
 def pixels(output: Tensor, batch: Batch) -> Positions:

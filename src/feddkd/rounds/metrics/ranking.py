@@ -58,7 +58,7 @@ def mean_auc(sums: Tensors) -> Tensor:
 
     AUC_c = P(score of a positive > score of a negative) + 1/2 P(both are in one bin). NaN without
     such a class. A pair in one bin is wrong by 1/2 at most: the error against an exact computation
-    is below .001 where examples are many, and can be some .001 with fewer than a hundred.
+    is below .001 with a thousand examples, below .01 with a hundred, and can be some .01 with ten.
     """
     positive, negative = sums["positive"], sums["negative"]
     below = negative.cumsum(-1) - negative / 2

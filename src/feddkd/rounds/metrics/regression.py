@@ -70,34 +70,17 @@ def _r2(sums: Tensors) -> Tensor:
     return each.sum(-1) / varies.sum(-1)
 
 
-register(
-    Metric(
-        "mse",
-        "MSE",
-        _summed(lambda error: error.square()),
-        mean,
-        higher_is_better=False,
-        percent=False,
-    )
-)
-register(
-    Metric(
-        "rmse",
-        "RMSE",
-        _summed(lambda error: error.square()),
-        lambda sums: mean(sums).sqrt(),
-        higher_is_better=False,
-        percent=False,
-    )
-)
-register(
-    Metric(
-        "mae",
-        "MAE",
-        _summed(lambda error: error.abs()),
-        mean,
-        higher_is_better=False,
-        percent=False,
-    )
-)
+def _error(
+    name: str,
+    title: str,
+    size: Callable[[Tensor], Tensor],
+    value: Callable[[Tensors], Tensor] = mean,
+) -> None:
+    """Register a metric that is made from the mean size of errors."""
+    register(Metric(name, title, _summed(size), value, higher_is_better=False, percent=False))
+
+
+_error("mse", "MSE", lambda error: error.square())
+_error("rmse", "RMSE", lambda error: error.square(), lambda sums: mean(sums).sqrt())
+_error("mae", "MAE", lambda error: error.abs())
 register(Metric("r2", "R2", _moments, _r2, percent=False, skips_undefined=True))
