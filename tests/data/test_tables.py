@@ -226,6 +226,8 @@ def test_without_targets_the_next_character_is_the_target() -> None:
         ({"x": "age"}, "y must name"),
         ({"y": "ill", "x": "age", "test": 1.5}, "1.5"),
         ({"y": "ill", "x": ""}, "x must name"),
+        ({"y": "ill", "targets": "number"}, "did you mean 'numbers'"),
+        ({"x": "ill", "length": 0}, "length must be >= 1"),
     ],
 )
 def test_a_wrong_column_is_named(given: dict[str, Any], named: str) -> None:
@@ -240,6 +242,7 @@ def test_a_wrong_column_is_named(given: dict[str, Any], named: str) -> None:
         ({"a": [1.0, None], "y": [0, 1]}, "'a' has no value in row 1"),
         ({"a": [1.0, 2.0, 3.0], "y": [0, 1]}, "one length"),
         ({"a": [1.0, {}], "y": [0, 1]}, "'a' must hold numbers"),
+        ({1: [1.0, 2.0], "1": [0, 1], "y": [0, 1]}, "several columns with the name 1"),
         (7, "int"),
     ],
 )

@@ -1,6 +1,7 @@
 """Columns of a table: of a DataFrame, an Arrow table, a Hugging Face data set, or a dict."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from feddkd.data.conversion import in_words, is_table, tensor_of
 from feddkd.data.sequences import differ_in_length, filled
-from feddkd.errors import InputError, unknown
+from feddkd.errors import InputError, choices, unknown
 from feddkd.tasks.task import IGNORED
 
 
@@ -62,8 +63,11 @@ def columns_of(table: Any) -> dict[str, Any]:
             "a table must be a DataFrame, an Arrow table, a Hugging Face data set or a dict of"
             f" columns, not {in_words(table)}"
         )
-    names = getattr(table, "column_names", None) or getattr(table, "columns", table)
-    return {str(name): name for name in names}
+    keys = list(getattr(table, "column_names", None) or getattr(table, "columns", table))
+    names = [str(key) for key in keys]
+    if twice := {name for name, count in Counter(names).items() if count > 1}:
+        raise InputError(f"the table has several columns with the name {choices(twice)}")
+    return dict(zip(names, keys, strict=True))
 
 
 def count_rows(table: Any) -> int:

@@ -72,6 +72,9 @@ class Data:
     # in a packed copy: the positions of the training and test images that it holds
     held: tuple[Indices, Indices] | None = None
 
+    def __repr__(self) -> str:
+        return f"<data {self.name!r}: {len(self.train)} training, {len(self.test)} test examples>"
+
     @property
     def has_labels(self) -> bool:
         """The targets are class labels, one for each example."""

@@ -56,6 +56,10 @@ class Federation:
     # the name of the group of each example in the store, which is empty without one; None: of none
     groups: Words | None = None
 
+    def __repr__(self) -> str:
+        trained, tested = sum(self.sizes), len(self.test)
+        return f"<{len(self.train)} clients: {trained} training, {tested} test examples>"
+
     @property
     def device(self) -> torch.device:
         return first_tensor(self.x).device

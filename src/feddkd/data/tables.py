@@ -20,6 +20,7 @@ from feddkd.data.examples import Data, Examples, Words, from_arrays
 from feddkd.data.sequences import padded
 from feddkd.data.text import encoded, next_characters, vocabulary
 from feddkd.errors import InputError
+from feddkd.spec.types import Count, checked
 from feddkd.trees import Tree, take
 
 Names = str | Sequence[str]
@@ -74,9 +75,11 @@ def from_table(
 
     Names of classes are numbered in order, and the record of a run has them.
     """
+    targets = checked(targets, Targets, "targets")
+    length = checked(length, Count, "length")
     given = [train] if isinstance(test, float) else [train, test]
     # a LazyFrame of polars is read when it is collected
-    tables = [table.collect() if hasattr(table, "collect") else table for table in given]
+    tables = [t.collect() if type(t).__name__ == "LazyFrame" else t for t in given]
     sizes = [count_rows(table) for table in tables]
     inputs = _input_names(tables[0], x, y, owner, group)
     read = _read(tables, inputs, y, targets, length)
