@@ -144,15 +144,20 @@ def mapped() -> int:
     return Path("/proc/self/maps").read_text().count("memfd:feddkd")
 
 
+def shared_files() -> set[str]:
+    """The files in /dev/shm; folders there belong to other programs."""
+    return {entry.name for entry in os.scandir("/dev/shm") if not entry.is_dir()}
+
+
 @pytest.fixture(autouse=True)
 def _nothing_stays_behind() -> Iterator[None]:
-    """No test leaves processes, open files, memory files or names in /dev/shm."""
-    before = processes(), open_files(), set(os.listdir("/dev/shm"))
+    """No test leaves processes, open files, memory files or files in /dev/shm."""
+    before = processes(), open_files(), shared_files()
     yield
     gc.collect()  # tracebacks hold what a failed exchange had received
     assert processes() <= before[0]
     assert open_files() <= before[1]
-    assert set(os.listdir("/dev/shm")) <= before[2]
+    assert shared_files() <= before[2]
     assert mapped() == 0
 
 
