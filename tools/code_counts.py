@@ -62,8 +62,12 @@ def package_levels(known: dict[str, Path], root: str) -> int:
 
 
 def top(name: str, root: str) -> str:
-    """Return the folder or loose module at the top of a module; empty for the package."""
-    return name.removeprefix(root).removeprefix(".").partition(".")[0]
+    """Return the folder or loose module at the top of a module; empty for the package.
+
+    `__main__` counts to the command line, which it starts.
+    """
+    first = name.removeprefix(root).removeprefix(".").partition(".")[0]
+    return "cli" if first == "__main__" else first
 
 
 def documented(tree: ast.AST) -> list[str]:
@@ -92,7 +96,7 @@ def counts(package: Path) -> dict[str, object]:
     classes = Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
     docstrings = [text for tree in trees.values() for text in documented(tree)]
     lines = [line for text in texts.values() for line in text.splitlines()]
-    loose = [path for path in package.glob("*.py") if path.stem != "__init__"]
+    loose = [path for path in package.glob("*.py") if path.stem not in ("__init__", "__main__")]
     return {
         "modules": len(known),
         "modules loose at the top": len(loose),

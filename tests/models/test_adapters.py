@@ -61,7 +61,7 @@ class Whole(nn.Module):
         return logits
 
     def named(self) -> dict[str, Tensor]:
-        """What the clients train, and the residuals, by the names of the adapted network."""
+        """Return what clients train, and the residuals, by the names of the adapted network."""
         found = {f"5.{name}": tensor for name, tensor in self.head.state_dict().items()}
         for place, layer in (("first", "0"), ("second", "3")):
             found[f"{layer}.lora_B.default.weight"] = self.get_parameter(f"{place}_b")

@@ -66,7 +66,7 @@ def of_one_length(parts: Sequence[Tree]) -> list[Tree]:
     """
     named = [_named(part) for part in parts]
     if len({frozenset(part) - {"mask"} for part in named}) > 1:
-        return list(parts)  # they are not alike, which is an error of its own
+        return list(parts)  # they are not alike: another check raises the error
     masked = [(part, mask) for part in named if (mask := mask_of(part)) is not None]
     names = [
         name for name in masked[0][0] if all(_begins_as(part[name], mask) for part, mask in masked)

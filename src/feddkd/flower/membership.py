@@ -1,4 +1,4 @@
-"""Which node stands for which client, in federations with keys."""
+"""Membership: the node that stands for each client, in federations with keys."""
 
 import re
 from typing import Protocol

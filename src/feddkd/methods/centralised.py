@@ -5,7 +5,7 @@ baseline that federated learning is compared with.
     w <- SGD on the examples of all clients together
 
 The server trains one model on the training examples of all clients, as if they lay in one place. A
-round has `epochs` passes over them, or `steps` mini-batches. The optimiser begins anew in every
+round has `epochs` passes over them, or `steps` mini-batches. The optimiser restarts in every
 round, as that of a client in FedAvg. No client computes, so a run has no communications, no bytes
 and no local steps. The server's validation and public examples are not part of the training.
 """

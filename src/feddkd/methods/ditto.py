@@ -7,7 +7,7 @@ personalization", ICML 2021, arXiv:2012.04221.
 Each client has a personal model v_k beside the shared one, and makes a step of it on each
 mini-batch of local training, as in the authors' code; w_t is the model that was sent. The personal
 model stays with its client and takes no part in the average. Its optimiser is that of local
-training and begins anew in every round. The paper tunes lam for each data set; 1 is the middle of
+training and restarts in every round. The paper tunes lam for each data set; 1 is the middle of
 the candidates 0.1, 1 and 2 in its code. `evaluation="global"` judges the shared model.
 """
 

@@ -11,7 +11,7 @@ steps are part of the evaluation: they are not among a run's communications, byt
 
 `part` says what is trained: the whole model, the head alone, or the body alone. `names` lists the
 tensors of the head as patterns; by default it is the last linear layer. A client starts from the
-shared model with its private tensors in place, and its optimiser begins anew each time.
+shared model with its private tensors in place, and its optimiser restarts each time.
 """
 
 from dataclasses import replace

@@ -5,7 +5,7 @@ adaptation", arXiv:2002.04758, where it is the baseline that a client compares w
 
 Every client keeps its own model, which continues from round to round, and is evaluated on its own
 tests. A method that does not beat it gains nothing from the other clients. The options are those
-of FedAvg's local training. The optimiser begins anew in every round, as in FedAvg.
+of FedAvg's local training. The optimiser restarts in every round, as in FedAvg.
 """
 
 from feddkd.method import Method

@@ -7,7 +7,7 @@ via gradient quantization and encoding", NIPS 2017, arXiv:1610.02132.
 A piece to put after any method: `fedavg() | quantise()` sends a quarter of the bytes up. u is a
 client's update, its weights less those that it was sent, or its gradient (`fedavg() | dkd() |
 quantise()` compresses the J gradients of a round, too). Other groups, such as the statistics of
-batch norm, travel as they are. Every draw has a key. The paper divides by the norm of u and codes
+batch norm, are sent unchanged. Every draw has a key. The paper divides by the norm of u and codes
 the whole numbers further; here each tensor is divided by its largest entry, as in the paper's
 experiments, and a number takes one or two bytes.
 """

@@ -8,16 +8,16 @@ A piece to put after any method that trains locally: fedavg() | regmean(). The a
 layer becomes the layer whose outputs are nearest to those of the clients' own layers on the
 clients' inputs: a least-squares problem that the server solves from sums. Clients read their
 examples once more with their trained model, in evaluation mode, and upload G_k and G_k (W_k - W_t),
-with W_t the average: an exchange of its own.
+with W_t the average, in a separate exchange.
 
-It is for layers of the class `torch.nn.Linear` whose weight is trained, shared with nobody else in
-the network and shared among clients, with at most 4096 inputs, since G_k has the square of
+It is for layers of the class `torch.nn.Linear` whose weight is trained, is used in one place of the
+network and is shared among clients, with at most 4096 inputs, since G_k has the square of
 them. All other tensors stay as the method before it made them: convolutions, norms, embeddings,
-biases, attention's projections that are no layers of their own, tied weights, and layers whose
+biases, attention's projections that are no separate layers, tied weights, and layers whose
 input does not have the examples on its first axis. A network without such a layer is refused.
 
 `epsilon` times the mean of G's diagonal is added to the diagonal of G: inputs that are always zero
-leave the average as it is. Clients have the weight of their examples; in the paper all have as
+do not change the average. Clients have the weight of their examples; in the paper all have as
 many.
 """
 

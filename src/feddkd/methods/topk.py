@@ -7,7 +7,7 @@ A piece to put after any method: `fedavg() | topk(share=0.01)` sends the hundred
 client's update that is largest in size: k = share d of all d entries, each with its place. u is the
 client's weights less those that it was sent, or its gradient (`fedavg() | dkd() | topk()`
 compresses the J gradients of a round, too). The rest, e, stays with the client and is added to its
-next update: error feedback. Other groups, such as the statistics of batch norm, travel as they are.
+next update: error feedback. Other groups, such as the statistics of batch norm, are sent unchanged.
 `share=1.0` sends everything and changes nothing. In the paper e is in units of steps; here an
 update has its steps in it, and DKD's e is in units of its gradient.
 """

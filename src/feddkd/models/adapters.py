@@ -119,7 +119,7 @@ def lora(
             convolutions but the head.
         trained: Layers that are trained whole. By default the head, which is the last linear layer;
             "" is none.
-        factors: With "B" the matrices A stay as they are drawn (FFA-LoRA).
+        factors: With "B" the matrices A are not trained (FFA-LoRA).
         residual: Give each adapter a residual, which fedex_lora() needs.
     """
     if not isinstance(net, nn.Module):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from feddkd.reports.families import Family, headline_of, target_of
-from feddkd.rounds.metrics import ACCURACY, Metric, Target, shown_in
+from feddkd.rounds.metrics import ACCURACY, SUCCESS_KEY, Metric, Target, shown_in
 from feddkd.runs.client_spread import client_spread
 from feddkd.runs.record import Record
 from feddkd.runs.summary import best_row, cost_of, last_judged, mean_and_std
@@ -162,7 +162,6 @@ def _successes(family: Family) -> list[float]:
     return [r.history[-1][SUCCESS_KEY] for r in family if SUCCESS_KEY in r.history[-1]]
 
 
-SUCCESS_KEY = "attack_success"
 SUCCESS = TableColumn(
     "attack", _successes, partial(mean_text, metric=ACCURACY), SUCCESS_KEY, "last", scale=100
 )

@@ -39,7 +39,7 @@ class Protocol(Enum):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Which models are evaluated, by which metrics, in which rounds and at which clients.
+    """The choice of models, metrics, rounds and clients that are evaluated.
 
     The first and the last round are always evaluated. The clients are the same in all rounds, runs
     and seeds, so that curves and methods can be compared.

@@ -1,4 +1,4 @@
-"""Versions, machine and settings of a run, and which of them may change rounding."""
+"""Versions, machine and settings of a run, and those of them that may change rounding."""
 
 import platform
 import sys

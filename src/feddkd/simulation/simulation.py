@@ -12,11 +12,11 @@ from feddkd.engines.serial import Serial
 from feddkd.errors import InputError, RunError
 from feddkd.method import Method
 from feddkd.methods.aggregation import with_secret_noise
-from feddkd.rounds.attacks.success import success
 from feddkd.rounds.costs import Costs
-from feddkd.rounds.evaluation import confusions
+from feddkd.rounds.evaluation import confusions, measure
 from feddkd.rounds.example_groups import GroupMeasure
 from feddkd.rounds.loop import Row, Run, play
+from feddkd.rounds.metrics import ACCURACY, SUCCESS_KEY
 from feddkd.rounds.privacy import ledger
 from feddkd.rounds.remarks import remark_on_batches
 from feddkd.simulation.first_state import begin
@@ -170,7 +170,9 @@ class Simulation:
         """
         if not self.begun.aims or not self.evaluation.is_due(self.round, self.job.rounds):
             return {}
-        return success(self._serial(self.begun.aims), run, self.evaluation)
+        engine, rule = self._serial(self.begun.aims), replace(self.evaluation, metrics=(ACCURACY,))
+        (measured,) = measure(engine, [(run.index, run.state)], rule, "test")
+        return {SUCCESS_KEY: measured.values[ACCURACY.name]}
 
     @property
     def going(self) -> list[Run]:

@@ -15,6 +15,7 @@ from feddkd.rounds.metrics import segmentation as segmentation
 from feddkd.rounds.metrics.classification import ACCURACY as ACCURACY
 from feddkd.rounds.metrics.classification import LOSS as LOSS
 from feddkd.rounds.metrics.lookup import DEFAULT as DEFAULT
+from feddkd.rounds.metrics.lookup import SUCCESS_KEY as SUCCESS_KEY
 from feddkd.rounds.metrics.lookup import find_metrics as find_metrics
 from feddkd.rounds.metrics.lookup import headline as headline
 from feddkd.rounds.metrics.lookup import metrics_in as metrics_in

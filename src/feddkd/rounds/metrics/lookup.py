@@ -9,6 +9,7 @@ from feddkd.rounds.metrics.metric import METRICS, OWN, Metric, known
 from feddkd.rounds.metrics.whole import is_object, of_object
 
 DEFAULT = (ACCURACY, LOSS)
+SUCCESS_KEY = "attack_success"  # of a row: the accuracy on examples labelled as the attack wants
 
 
 def find_metrics(asked: Sequence[str | Metric] | None) -> tuple[Metric, ...]:
