@@ -261,6 +261,14 @@ def test_wrong_names_are_refused(asked: Any) -> None:
 def test_a_metric_needs_a_name_of_its_own(name: str) -> None:
     with pytest.raises(InputError, match="metric"):
         add(Metric(name, name, ACCURACY.sums, ACCURACY.value))
+    with pytest.raises(InputError, match="metric"):
+        find_metrics([Metric(name, name, ACCURACY.sums, ACCURACY.value)])
+
+
+def test_a_metric_whose_value_cannot_be_computed_is_refused_before_the_first_round() -> None:
+    wrong = Metric("wrong", "wrong", _top_two, lambda sums: sums["hits"])
+    with pytest.raises(InputError, match=r"'wrong'.*no 'hits'"):
+        rows("serial", metrics=[wrong])
 
 
 def test_a_metric_may_be_given_as_a_value() -> None:

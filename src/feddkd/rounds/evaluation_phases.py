@@ -43,9 +43,13 @@ class Sample:
         """Raise InputError if a metric cannot be computed of such outputs and targets."""
         for metric in metrics:
             try:
-                self.sums([metric])
+                sums = self.sums([metric]).items()
+                if metric.whole is None:
+                    metric.value({name.removeprefix(f"{metric.name}."): s for name, s in sums})
             except Exception as error:
                 reason = " ".join(str(error).split())
+                if isinstance(error, KeyError):
+                    reason = f"its sums have no {reason}"
                 if isinstance(error, AttributeError) and not isinstance(self.target, Tensor):
                     reason = f"the target of an example is {kind_in_words(self.target)}"
                 raise InputError(

@@ -5,7 +5,7 @@ from typing import Any
 
 from feddkd.errors import InputError, unknown
 from feddkd.rounds.metrics.classification import ACCURACY, LOSS
-from feddkd.rounds.metrics.metric import METRICS, OWN, Metric, known
+from feddkd.rounds.metrics.metric import METRICS, OWN, Metric, check_name, known
 from feddkd.rounds.metrics.whole import is_object, of_object
 
 DEFAULT = (ACCURACY, LOSS)
@@ -29,6 +29,7 @@ def _find(asked: Any) -> Metric:
     if isinstance(asked, Metric):
         if METRICS.get(asked.name, asked) is not asked:
             raise InputError(f"there is another metric {asked.name!r} already; choose a new name")
+        check_name(asked)
         if asked.name not in METRICS:
             OWN[asked.name] = asked
         return asked

@@ -124,10 +124,15 @@ def _cannot(*given: Any) -> Any:
     raise InputError("a metric that a record describes can be shown, and not measured")
 
 
-def register(metric: Metric) -> Metric:
-    """Add a metric to those that experiments can ask for, and return it."""
+def check_name(metric: Metric) -> None:
+    """Raise InputError if the name of a metric cannot be part of a key in rows and targets."""
     if not re.fullmatch(r"(?!client_)[a-z][a-z0-9_]*", metric.name):
         raise InputError(f"{metric.name!r} is no name of a metric: use a-z, 0-9 and _")
+
+
+def register(metric: Metric) -> Metric:
+    """Add a metric to those that experiments can ask for, and return it."""
+    check_name(metric)
     if metric.name in METRICS:
         raise InputError(f"there is a metric {metric.name!r} already")
     METRICS[metric.name] = metric

@@ -21,7 +21,7 @@ def is_object(asked: Any) -> bool:
 def of_object(asked: Any) -> Metric:
     """Return the metric that such an object computes; its class names it."""
     kind = type(asked).__name__
-    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", kind).lower()
+    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", kind).lower().lstrip("_")
 
     def whole(output: Any, target: Any) -> float:
         if getattr(target, "shape", None) == output.shape[:1] and output[0].numel() == 1:
