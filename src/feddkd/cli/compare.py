@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from feddkd.cli.console import AsJson, console
+from feddkd.cli.console import AsJson, console, plain_table
 from feddkd.errors import InputError
 from feddkd.reports.columns import TableColumn, metric_columns
 from feddkd.reports.compare import against, differences
@@ -104,7 +103,7 @@ def _check_single(path: Path, names: Mapping[str, str]) -> None:
 
 
 def _keys(differs: Mapping[str, tuple[Any, Any]]) -> Table:
-    page = _table("key", "A", "B")
+    page = plain_table("key", "A", "B")
     for key, values in differs.items():
         page.add_row(key, *("-" if value is None else str(value) for value in values))
     return page
@@ -116,18 +115,11 @@ def _results(
     sides: Sequence[Sequence[Record]],
     tests: Mapping[str, Paired | None],
 ) -> Table:
-    page = _table(
+    page = plain_table(
         title, "A", "B", "B less A", "95 % interval", "higher in", "p (t)", "p (Wilcoxon)"
     )
     for column in (column for column in columns if column.name in tests):
         test, means = tests[column.name], [column.show(column.values(side)) for side in sides]
         cells = paired_cells(test, column.digits) if test else ["-"] * 5
         page.add_row(column.name, *means, *cells)
-    return page
-
-
-def _table(*headings: str) -> Table:
-    page = Table(box=SIMPLE_HEAD, padding=0, show_edge=False)
-    for at, heading in enumerate(headings):
-        page.add_column(heading, overflow="fold", justify="right" if at else "left")
     return page

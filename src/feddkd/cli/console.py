@@ -1,11 +1,12 @@
 """Options and output that the commands share."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -65,6 +66,16 @@ def page(*headings: str) -> Table:
     table = Table(show_lines=True)
     for heading in headings:
         table.add_column(heading, overflow="fold")
+    return table
+
+
+def plain_table(*headings: str, left: Collection[int] = (0,), title: str | None = None) -> Table:
+    """Return a table without lines; the columns at the positions `left` hold texts, the others
+    numbers.
+    """
+    table = Table(title=title, box=SIMPLE_HEAD, padding=0, show_edge=False)
+    for at, heading in enumerate(headings):
+        table.add_column(heading, overflow="fold", justify="left" if at in left else "right")
     return table
 
 

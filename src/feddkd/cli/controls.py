@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from feddkd.cli.console import AsJson, DataDir, File, Settings, console
+from feddkd.cli.console import AsJson, DataDir, File, Settings, console, plain_table
 from feddkd.errors import InputError
 from feddkd.experiment import Experiment, load, write
 from feddkd.runs.controls import Control, controls, has_dkd
@@ -59,9 +58,7 @@ def _with_dkd(file: Path, experiments: list[Experiment]) -> list[Experiment]:
 
 
 def _table(found: list[Control]) -> Table:
-    page = Table(box=SIMPLE_HEAD, padding=0, show_edge=False)
-    for at, heading in enumerate(("run", "rounds", "comms", "steps", "GFLOP", "MB")):
-        page.add_column(heading, overflow="fold", justify="right" if at else "left")
+    page = plain_table("run", "rounds", "comms", "steps", "GFLOP", "MB")
     for control in found:
         page.add_row(*_cells(control))
     return page

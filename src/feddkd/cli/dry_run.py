@@ -5,10 +5,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from feddkd.cli.console import clock
+from feddkd.cli.console import clock, plain_table
 from feddkd.engines.memory import in_words
 from feddkd.experiment import Experiment
 from feddkd.runs import checkpoint
@@ -77,11 +76,8 @@ def _group(experiments: list[Experiment], place: Path, how: How) -> dict[str, An
 
 def planned(content: dict[str, Any]) -> Table:
     """Return a plan as a table."""
-    page = Table(title="Forecast", box=SIMPLE_HEAD, padding=0, show_edge=False)
-    for at, heading in enumerate(
-        ("method", "runs", "rounds", "engine", "time", "memory", "MB a run")
-    ):
-        page.add_column(heading, justify="right" if at else "left", overflow="fold")
+    headings = "method", "runs", "rounds", "engine", "time", "memory", "MB a run"
+    page = plain_table(*headings, title="Forecast")
     for group in content["groups"]:
         page.add_row(
             group["method"], *(_cells(group) if group["runs"] else ["finished", *["-"] * 5])

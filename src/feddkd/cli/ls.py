@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from feddkd.cli.console import AsJson, console, skipped
+from feddkd.cli.console import AsJson, console, plain_table, skipped
 from feddkd.errors import InputError, unknown
 from feddkd.reports.families import method_names
 from feddkd.rounds.metrics import ACCURACY, headline, known
@@ -125,13 +124,8 @@ def _rank(value: Any) -> tuple[int, Any]:
 
 
 def _table(entries: Sequence[Entry]) -> Table:
-    page = Table(box=SIMPLE_HEAD, padding=0, show_edge=False)
-    for column in COLUMNS:
-        page.add_column(
-            column,
-            overflow="fold",
-            justify="right" if column in ("seed", "rounds", "best", "last", "seconds") else "left",
-        )
+    texts = ("run", "method", "data", "started")
+    page = plain_table(*COLUMNS, left=[COLUMNS.index(name) for name in texts])
     for entry in entries:
         metric, values = known(entry["metric"]) or ACCURACY, (entry["best"], entry["last"])
         shares = [

@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
-from feddkd.cli.console import AsJson, console, page
+from feddkd.cli.console import AsJson, console, page, plain_table
 from feddkd.errors import InputError
 from feddkd.method_docs import snapshot
 from feddkd.method_docs.entries import Entry
@@ -98,9 +96,7 @@ def _shared(entries: list[Entry]) -> list[str]:
 
 
 def _show(entry: Entry) -> None:
-    options = Table(box=SIMPLE_HEAD, padding=0, show_edge=False)
-    for heading in ("option", "default", "takes"):
-        options.add_column(heading, overflow="fold")
+    options = plain_table("option", "default", "takes", left=range(3))
     for setting in entry.settings:
         options.add_row(setting.name, default(setting.default), setting.takes)
     screen = console()
