@@ -1,5 +1,7 @@
 """Commands whose standard streams are closed, or cannot show every character."""
 
+import errno
+import io
 import os
 import subprocess
 import sys
@@ -7,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from commandline import Feddkd
 from made_up import make
 
 COMMAND = f'"{sys.executable}" -m feddkd'
@@ -48,3 +51,16 @@ def test_characters_that_a_stream_lacks_are_replaced(runs: Path) -> None:
     done = shell(f"{COMMAND} report {runs}", **ASCII)
     assert done.returncode == 0, done.stderr
     assert "fedavg" in done.stdout
+
+
+class Full(io.TextIOBase):
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_lines_that_cannot_be_printed_end_no_run(
+    feddkd: Feddkd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", Full())
+    assert feddkd("run", "tiny.toml", "--engine", "serial", "--out", "here").status == 0
+    assert list(Path("here").glob("*/summary.json"))

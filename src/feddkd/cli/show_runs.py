@@ -4,7 +4,7 @@ import json
 import logging
 import sys
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,8 @@ class _Lines(logging.Handler):
     """Prints the log of the library on standard error, one line for each message."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(record.getMessage(), file=sys.stderr)
+        with suppress(OSError):  # a place that is full or closed ends no run
+            print(record.getMessage(), file=sys.stderr)
 
 
 @contextmanager
