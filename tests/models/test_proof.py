@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from feddkd import InputError, functional
+from feddkd.models import comparison
+from feddkd.models.comparison import is_close
 from feddkd.models.functional import Model
 from feddkd.models.proof import prove
 
@@ -148,3 +150,14 @@ class SharedGradient(torch.autograd.Function):
 )
 def test_networks_that_couple_examples_are_found_by_trying(net: nn.Module, couples: bool) -> None:
     assert proven(functional(nn.Sequential(nn.Linear(5, 5), net).double())).couples is couples
+
+
+@pytest.mark.parametrize("at", [0, 3, 6])
+def test_large_tensors_are_compared_in_pieces(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison, "CHUNK", 3)
+    numbers = torch.tensor([[1.0, -2, 3, 1000, 5, 6, torch.nan]]).T
+    other = numbers.clone()
+    other[at] = other[at].nan_to_num() + 0.5  # less than a thousandth of the largest number
+    assert is_close(numbers, other)
+    other[at] += 1
+    assert not is_close(numbers, other)

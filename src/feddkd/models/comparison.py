@@ -5,6 +5,7 @@ from torch import Tensor
 
 # rounding errors in float64 and in other types, relative to the largest number
 EXACT, COARSE = 1e-9, 1e-3
+CHUNK = 1 << 22  # numbers that are compared at a time: copies in float64 take memory
 
 
 def is_same(a: Tensor, b: Tensor) -> bool:
@@ -23,5 +24,11 @@ def is_close(a: Tensor, b: Tensor, tolerance: float | None = None, least: float 
         return bool(torch.equal(a, b))
     if tolerance is None:
         tolerance = EXACT if a.dtype == torch.float64 else COARSE
-    a, b = a.double().nan_to_num(), b.double().nan_to_num()
-    return bool((a - b).abs().max() <= tolerance * a.abs().max().clamp(min=max(least, 1e-6)))
+    errors, sizes = [], []
+    chunks = (torch.split(tensor.reshape(-1), CHUNK) for tensor in (a, b))
+    for part, other in zip(*chunks, strict=True):
+        part, other = part.double().nan_to_num(), other.double().nan_to_num()
+        errors.append((part - other).abs().max())
+        sizes.append(part.abs().max())
+    bound = tolerance * torch.stack(sizes).max().clamp(min=max(least, 1e-6))
+    return bool(torch.stack(errors).max() <= bound)

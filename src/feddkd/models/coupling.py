@@ -86,7 +86,11 @@ def _trials(
         return call(params, x=x).logits[: len(first) - half].square().sum()
 
     slopes = [grad(loss)(params, part) for part in (few, more)]
-    largest = max(float(slope.abs().max()) for slope in slopes[0].values() if slope.numel())
+    largest = max(
+        float(torch.linalg.vector_norm(slope, torch.inf))
+        for slope in slopes[0].values()
+        if slope.numel()
+    )
     yield all(
         is_close(slope, slopes[1][name], tolerance, least=1e-2 * largest)
         for name, slope in slopes[0].items()

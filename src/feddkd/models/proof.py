@@ -140,6 +140,7 @@ class NetworkTrial:
                     f"the gradient of {name!r} as a function of the network's tensors is not the"
                     " module's"
                 )
+        self.net.zero_grad()  # frees the gradient
 
     def _expected_gradient(self) -> dict[str, Tensor]:
         """Return the module's gradient.
