@@ -9,6 +9,7 @@ import base64
 import hashlib
 import json
 import shutil
+import sqlite3
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -31,17 +32,21 @@ from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest, PushM
 from flwr.proto.message_pb2 import PullObjectRequest, PushObjectRequest
 from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+from flwr.supercore import sql_mixin
 from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.corestate import sql_corestate
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.superlink import extensions
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
+from feddkd.flower import flwr_internals
 from feddkd.flower.deployment.credentials import make_node, make_server, read_public
 from feddkd.flower.deployment.gateway import Gateway
 from feddkd.flower.deployment.processes import Processes, free_port
@@ -282,3 +287,22 @@ def test_a_registered_node_gets_neither_to_the_controls_nor_to_the_servers_messa
         refused(control.RegisterNode, RegisterNodeRequest(public_key=b"mine"))
     with closing(link._open(RuntimeHttpClient, version)) as runtime:
         refused(runtime.PullMessages, PullAppMessagesRequest(message_ids=["some"]))
+
+
+def test_a_request_waits_for_a_database_that_another_writes_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    connection, waits = sqlite3.connect(":memory:"), list[int]()
+
+    def superlink() -> None:
+        sql_mixin._set_sqlite_pragmas(connection, None)
+        waits.extend(connection.execute("PRAGMA busy_timeout").fetchone())
+
+    monkeypatch.setattr(sql_mixin, "SQLITE_PRAGMAS", vars(sql_mixin)["SQLITE_PRAGMAS"])
+    monkeypatch.setattr(sql_corestate, "HEARTBEAT_PATIENCE", 2)
+    monkeypatch.setattr(extensions, "get_middleware", extensions.get_middleware)
+    monkeypatch.setattr(flwr_internals, "flower_superlink", superlink)
+    flwr_internals.run_superlink([])
+    connection.close()
+    assert waits == [flwr_internals.LOCKED]
+    assert vars(sql_corestate)["HEARTBEAT_PATIENCE"] == flwr_internals.PATIENCE

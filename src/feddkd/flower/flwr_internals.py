@@ -6,6 +6,7 @@ change. The gateway also runs this file alone, so it must not import feddkd.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -90,6 +91,8 @@ __all__ = [
 ]
 
 FIRST_RETRY = 0.05  # seconds
+LOCKED = 120_000  # milliseconds
+PATIENCE = 20  # heartbeats of a task, one every 30 s
 
 
 def retry_content_sooner() -> None:
@@ -127,6 +130,17 @@ def replace_node_sleep(sleep: Callable[[float], None]) -> None:
 
 
 def run_superlink(middleware: Sequence[Any]) -> None:
-    """Run flwr's SuperLink, as its command does, behind this ASGI middleware."""
+    """Run flwr's SuperLink, as its command does, behind this ASGI middleware.
+
+    A request waits while another writes a large model to the database (flwr gives up after 5 s),
+    and the server's task may be silent for ten minutes meanwhile (in flwr, for one).
+    """
+    with suppress(ImportError):  # another version of flwr may keep them elsewhere
+        from flwr.supercore import sql_mixin
+        from flwr.supercore.corestate import sql_corestate
+
+        sql_corestate.HEARTBEAT_PATIENCE = PATIENCE  # type: ignore[attr-defined]
+        pragmas = {**dict(getattr(sql_mixin, "SQLITE_PRAGMAS", ())), "busy_timeout": str(LOCKED)}
+        sql_mixin.SQLITE_PRAGMAS = tuple(pragmas.items())  # type: ignore[attr-defined, assignment]
     extensions.get_middleware = lambda: tuple(middleware)
     flower_superlink()

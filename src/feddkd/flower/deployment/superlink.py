@@ -171,6 +171,11 @@ class Superlink:
             raise NobodyAnsweredError(
                 f"the SuperLink has not answered for {READY:g} s: {error}"
             ) from None
+        except httpx.HTTPStatusError as error:
+            raise NobodyAnsweredError(
+                f"the SuperLink has failed ({error.response.status_code} at"
+                f" {error.request.url.path}); {self.folder / 'superlink.log'} says why"
+            ) from None
         finally:
             stop_retrying(grid)
             heartbeats.stop()
