@@ -1,8 +1,10 @@
 """`make methods-table`: every method of the package, with and without DKD behind it, on one small
 job -> docs/methods/table.md, and the numbers behind it, run by run -> table.json beside it.
 
+Each is run twice: once the shared model is judged, and once each client's model on its own tests.
 Seeds of one method run in lock-step. What the same code has run already is not run again, so a
-table that was stopped goes on. It is a smoke test and no ranking.
+table that was stopped goes on; methods that are not named keep their lines. It is a smoke test and
+no ranking.
 """
 
 import argparse
@@ -13,12 +15,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import feddkd
 from feddkd import METHODS, Experiment, InputError, __version__, parse
 from feddkd.method_docs.metadata import entry
-from feddkd.rounds.evaluation import Protocol
 from feddkd.runs.record import Record, find, folder_name
 from feddkd.runs.runner import execute
 from feddkd.runs.summary import mean_and_std, summarise
@@ -31,6 +32,7 @@ JOB: dict[str, Any] = {
     "clients": 10,
     "rounds": 10,
     "public": 0.1,  # the same for all, though few methods need it
+    "client_tests": "own",
 }
 SEEDS = 5
 LOCAL = {"epochs": 5, "batch_size": 32, "lr": 0.1}  # of every method that trains locally
@@ -50,6 +52,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "mix2fld": {"server_steps": 300, "server_lr": 0.1},
     "pfedme": {"lr": 0.01, "inner_lr": 0.05},
     "per_fedavg": {"alpha": 0.05},
+    "private": {"names": "3.*"},  # the head of this network
     "fedrep": {"head_epochs": 5},
     "server_momentum": {"momentum": 0.5},
     "server_adam": {"lr": 0.03},
@@ -57,13 +60,17 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+EVALUATIONS: tuple[Literal["global", "client_mean"], ...] = ("global", "client_mean")
+Runs = dict[str, list[dict[str, Any]]]  # evaluation -> the runs' numbers; none: it is refused
+
+
 @dataclass(frozen=True)
 class Line:
     """A method's runs without and with DKD; where there are none of the latter, the reason."""
 
     method: str
-    plain: list[dict[str, Any]]
-    distilled: list[dict[str, Any]]
+    plain: Runs
+    distilled: Runs
     reason: str = ""
 
 
@@ -81,7 +88,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = options.parse_args(arguments)
     job = {**JOB, "rounds": given.rounds}
     names = given.names or [name for name in METHODS if entry(name).own and name != "dkd"]
-    lines = [line(name, job, given.seeds, given.runs / fingerprint()) for name in names]
+    before = {}
+    if given.names and given.out.with_suffix(".json").exists():
+        before = json.loads(given.out.with_suffix(".json").read_text(encoding="utf-8"))
+    new = [asdict(line(name, job, given.seeds, given.runs / fingerprint())) for name in names]
     command = shlex.join(
         ["python", "tools/measure/methods.py", *(sys.argv[1:] if arguments is None else arguments)]
     )
@@ -92,10 +102,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "feddkd": __version__,
         "code": fingerprint(),
     }
-    kept = {**made, "lines": [asdict(one) for one in lines]}
+    kept = joined(before, {**made, "lines": new})
     given.out.with_suffix(".json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
     given.out.write_text(page(kept), encoding="utf-8")
     print(f"written to {given.out}")
+
+
+def joined(before: Mapping[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """Return a new table with the other methods' lines of an older table of the same job."""
+    if any(before.get(key) != new[key] for key in ("job", "seeds")):
+        return new
+    lines = {line["method"]: line for line in (*before["lines"], *new["lines"])}
+    order = sorted(lines, key=lambda method: parse(method).calls[-1].name)
+    codes = {*before["code"].split(", "), new["code"]}
+    command = before["command"] if len(lines) > len(new["lines"]) else new["command"]
+    return {
+        **new,
+        "command": command,
+        "code": ", ".join(sorted(codes)),
+        "lines": [lines[method] for method in order],
+    }
 
 
 def fingerprint() -> str:
@@ -124,22 +150,37 @@ def line(name: str, job: Mapping[str, Any], seeds: int, runs: Path) -> Line:
         parse(f"{method} | {DKD}").check_order()
         return Line(method, plain, play(f"{method} | {DKD}", job, seeds, runs))
     except InputError as error:
-        return Line(method, plain, [], str(error))
+        return Line(method, plain, {evaluation: [] for evaluation in EVALUATIONS}, str(error))
 
 
-def play(method: str, job: Mapping[str, Any], seeds: int, runs: Path) -> list[dict[str, Any]]:
-    """Return the results of a method's runs; missing runs are run together."""
-    experiments = [Experiment(method=method, seed=seed, **job) for seed in range(seeds)]
+def play(method: str, job: Mapping[str, Any], seeds: int, runs: Path) -> Runs:
+    """Return the results of a method's runs by evaluation; missing runs are run together."""
+    found: Runs = {evaluation: [] for evaluation in EVALUATIONS}
+    for evaluation in EVALUATIONS if parse(method).shares_all else EVALUATIONS[1:]:
+        experiments = [
+            Experiment(method=method, seed=seed, evaluation=evaluation, **job)
+            for seed in range(seeds)
+        ]
+        found[evaluation] = [recorded(one, runs) for one in run_missing(experiments, runs)]
+    return found
+
+
+def run_missing(experiments: list[Experiment], runs: Path) -> list[Experiment]:
+    """Run the experiments that have no record yet; return all."""
     missing = [
         one for one in experiments if not (runs / folder_name(one) / "summary.json").exists()
     ]
     if missing:
-        print(f"{method}, {len(missing)} seeds", file=sys.stderr)
-        if ended := [
-            summary["ended"] for summary in execute(missing, out=runs) if "ended" in summary
-        ]:
+        first = missing[0]
+        print(f"{first.method}, {first.evaluation}, {len(missing)} seeds", file=sys.stderr)
+        summaries = execute(missing, out=runs)
+        if ended := [summary["ended"] for summary in summaries if "ended" in summary]:
             sys.exit("; ".join(ended))
-    return [facts(find(runs / folder_name(one))[0]) for one in experiments]
+    return experiments
+
+
+def recorded(experiment: Experiment, runs: Path) -> dict[str, Any]:
+    return facts(find(runs / folder_name(experiment))[0])
 
 
 def facts(record: Record) -> dict[str, Any]:
@@ -150,7 +191,6 @@ def facts(record: Record) -> dict[str, Any]:
         "test_accuracy": summarise(record.history)["test_accuracy"],
         "communications": last["communications"] / last["round"],
         "bytes": (last["bytes_up"] + last["bytes_down"]) / last["round"],
-        "protocol": record.manifest["protocol"]["test_accuracy"],
     }
 
 
@@ -160,15 +200,12 @@ def facts(record: Record) -> dict[str, Any]:
 def page(kept: Mapping[str, Any]) -> str:
     lines, seeds = [Line(**one) for one in kept["lines"]], kept["seeds"]
     notes = [f"{first_name(one)} with DKD: {one.reason}" for one in lines if one.reason]
-    notes += [
-        f"{first_name(one)}: {protocol(one)}"
-        for one in lines
-        if protocol(one) != Protocol.GLOBAL.value
-    ]
     setting = ", ".join(f"`{key} = {value!r}`" for key, value in kept["job"].items())
     head = (
         "method",
-        "accuracy, %",
+        "global, %",
+        "with DKD",
+        "personalised, %",
         "with DKD",
         "communications a round",
         "with DKD",
@@ -176,16 +213,19 @@ def page(kept: Mapping[str, Any]) -> str:
         "with DKD",
     )
     cells = [[f"`{first_name(one)}`", *pairs(one)] for one in lines]
-    table = "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] + ["---:"] * 6, *cells))
+    table = "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] + ["---:"] * 8, *cells))
     return (
         "\n\n".join(
             [
                 "# All methods, with and without DKD",
                 (
                     "Test accuracy at the best validation round, mean ± population standard"
-                    f" deviation over {seeds} seeds; {setting}. A smoke test: options are the"
-                    " methods' own, or were tried once or twice on one seed, so this is no"
-                    " ranking."
+                    f" deviation over {seeds} seeds; {setting}. *Global*: the shared model on the"
+                    " whole test set; — where no whole model is shared. *Personalised*: each"
+                    " client's model on tests with its own shares of labels, mean over clients;"
+                    " where a method gives clients no model of their own, it is the shared one. A"
+                    " smoke test: options are the methods' own, or were tried once or twice on one"
+                    " seed, so this is no ranking."
                 ),
                 table,
                 *(["\n".join(f"* {note}" for note in notes)] if notes else []),
@@ -206,18 +246,12 @@ def first_name(one: Line) -> str:
     return " | ".join(call.name for call in parse(one.method).calls).replace("|", "\\|")
 
 
-def protocol(one: Line) -> str:
-    text: str = one.plain[0]["protocol"]
-    return text
-
-
 def pairs(one: Line) -> list[str]:
     """The cells of a line: each number without and with DKD."""
-    return [
-        cell
-        for number in (accuracy, communications, megabytes)
-        for cell in (number(one.plain), number(one.distilled))
-    ]
+    both = (one.plain, one.distilled)
+    accuracies = [accuracy(runs[kind]) for kind in EVALUATIONS for runs in both]
+    costs = [cost(runs["client_mean"]) for cost in (communications, megabytes) for runs in both]
+    return accuracies + costs
 
 
 def accuracy(runs: list[dict[str, Any]]) -> str:
