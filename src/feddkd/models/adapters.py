@@ -10,19 +10,20 @@ first; local training does not change it, fedex_lora() adds to it.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from feddkd.errors import InputError, unknown
+from feddkd.errors import InputError, choices, unknown
 from feddkd.models.skeleton import copied, find_head
+from feddkd.spec.types import Count, Positive, checked
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 Layer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
-Patterns = str | Iterable[str]  # a text may hold several, divided by commas
+Patterns = str | Sequence[str]  # a text may hold several, divided by commas
 
 
 class Factor(nn.Module):
@@ -48,7 +49,7 @@ class Adapted(nn.Module):
 
     def __init__(self, layer: Layer, rank: int, alpha: float, residual: bool) -> None:
         super().__init__()
-        self.base_layer, self.scale = layer, alpha / rank
+        self.base_layer, self.scale = layer.requires_grad_(False), alpha / rank
         weight = layer.weight.detach()
         a = weight.new_empty(rank, *weight.shape[1:])
         b = weight.new_empty(len(weight), rank, *(1 for _ in weight.shape[2:]))
@@ -124,10 +125,9 @@ def lora(
     """
     if not isinstance(net, nn.Module):
         raise InputError(f"lora: net must be a torch.nn.Module, not {type(net).__name__}")
-    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
-        raise InputError(f"lora: rank must be a whole number >= 1, not {rank!r}")
-    if factors not in ("both", "B"):
-        raise InputError(f"lora: factors must be 'both' or 'B', not {factors!r}")
+    rank, residual = checked(rank, Count, "lora: rank"), checked(residual, bool, "lora: residual")
+    factors = checked(factors, Literal["both", "B"], "lora: factors")
+    size = float(rank if alpha is None else checked(alpha, Positive, "lora: alpha"))
     if name := next(iter(adapters(net)), None):
         raise InputError(f"lora: the network has adapters already, such as {name!r}")
     net = copied(net)
@@ -137,7 +137,6 @@ def lora(
     net.requires_grad_(False)
     for name in whole - layers.keys():
         net.get_submodule(name).requires_grad_(True)
-    size = float(rank if alpha is None else alpha)
     _replace(net, {id(layer): Adapted(layer, rank, size, residual) for layer in layers.values()})
     for adapted in adapters(net).values():
         adapted.lora_A.requires_grad_(factors == "both")
@@ -167,7 +166,8 @@ def _targets(net: nn.Module, patterns: Patterns | None, head: str | None) -> dic
             raise InputError(f"lora: {name!r} is a convolution in groups, which gets no adapter")
     if not found:
         raise InputError(
-            "lora: the network has no linear layer and no convolution besides its head"
+            "lora: no layer gets an adapter; targets may name linear layers and convolutions:"
+            f" {choices(layers) or 'there are none'}"
         )
     return found
 
@@ -178,6 +178,8 @@ def _matching(
     """Return the layers that patterns name, of these or of all."""
     names = [name for name, _ in net.named_modules() if name] if among is None else [*among]
     texts = patterns.split(",") if isinstance(patterns, str) else patterns
+    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+        raise InputError(f"lora: {option} must be a text or a list of texts, not {patterns!r}")
     found = set[str]()
     for pattern in filter(None, map(str.strip, texts)):
         named = {n for n in names if fnmatchcase(n, pattern) or fnmatchcase(n, f"*.{pattern}")}
