@@ -59,6 +59,9 @@ the records in `papers/controls`, and a test compares them.
 * **Rules that distil less in late rounds did not help** on the digits: constant gamma is level with
   them or ahead, and all are ahead of FedAvg at equal rounds ([below](#when-to-distil)).
 
+* **After one round of training** DKD's steps lift the average above the ensemble of the clients; short
+  rounds of FedAvg do as well ([one round](one-round.md)).
+
 What follows for its use: if local steps and communications are what you pay for, first try FedAvg
 with shorter rounds (`fedavg(steps=...)`), which needs no teacher. DKD is worth trying where local
 rounds must be long, where mini-batches are too one-sided to average gradients of their labels, and
