@@ -16,7 +16,16 @@ SOURCE = ROOT / "src" / "feddkd"
 # Imports go one way: a package may import those on the lines above it, and nothing from its own
 # line but itself.
 LEVELS = [
-    ["errors", "version", "randomness", "tensors", "trees", "old_paths", "process_lock"],
+    [
+        "errors",
+        "gradient",
+        "version",
+        "randomness",
+        "tensors",
+        "trees",
+        "old_paths",
+        "process_lock",
+    ],
     ["spec"],
     ["tasks"],
     ["data", "models"],

@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
-from torch.func import grad
 
 from feddkd.data.batches import Indices, draw
 from feddkd.data.federation import Federation
+from feddkd.gradient import grad
 from feddkd.method import Batch, Collect, Fold, Phase, probing
 from feddkd.models.functional import Model
 from feddkd.randomness import Key, step_keys

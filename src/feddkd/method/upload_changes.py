@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.func import grad
 
+from feddkd.gradient import grad
 from feddkd.method.client import Batch, Fold, Gradient
 from feddkd.method.phases import Phase
 from feddkd.models.functional import Model

@@ -33,10 +33,10 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.func import grad
 
 from feddkd.data.batches import Reads
 from feddkd.errors import InputError
+from feddkd.gradient import grad
 from feddkd.method import (
     Batch,
     Collect,

@@ -24,10 +24,11 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.func import grad, vmap
+from torch.func import vmap
 
 from feddkd.data.batches import Reads
 from feddkd.errors import InputError
+from feddkd.gradient import grad
 from feddkd.method import Batch, Collect, Fold, Method, Phase, World
 from feddkd.methods.local import Local, Variant, local_training, take_average
 from feddkd.methods.losses import task_divergence, task_loss

@@ -17,8 +17,8 @@ hypernetwork are not included. `evaluation="global"` judges the shared model.
 from functools import partial
 
 from torch import Tensor
-from torch.func import grad
 
+from feddkd.gradient import grad
 from feddkd.method import Batch, Method, World
 from feddkd.methods.aggregation import Gathering
 from feddkd.methods.balance import begin_with_labels, plus_log_counts

@@ -12,10 +12,10 @@ from typing import Annotated
 
 import torch
 from torch import Tensor
-from torch.func import grad
 
 from feddkd.data.batches import Reads, Source
 from feddkd.errors import InputError
+from feddkd.gradient import grad
 from feddkd.method import (
     Batch,
     Collect,

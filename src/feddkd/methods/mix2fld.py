@@ -27,11 +27,11 @@ from typing import Annotated
 
 import torch
 from torch import Tensor
-from torch.func import grad
 from torch.nn.functional import log_softmax, softmax
 
 from feddkd.data.batches import Reads
 from feddkd.errors import InputError, RunError
+from feddkd.gradient import grad
 from feddkd.method import Batch, Collect, Fold, Method, Part, Phase, World
 from feddkd.methods.local import Local, Variant, local_training
 from feddkd.methods.losses import CLASSES, mean

@@ -7,8 +7,8 @@ A method whose clients are judged by more than the shared model keeps it there.
 from dataclasses import dataclass
 
 from torch import Tensor
-from torch.func import grad
 
+from feddkd.gradient import grad
 from feddkd.method import Batch, World
 from feddkd.methods.losses import task_loss
 from feddkd.methods.optimisers import Optimiser

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import grad
 from torch.utils._pytree import tree_leaves, tree_map
 
 from feddkd.engines.batched.distil_batches import DistilBlock, DistilRound
 from feddkd.engines.batched.folds import stacked
 from feddkd.engines.compile.cuda_graph import Compiler, Replay, copies, fill, fill_all
+from feddkd.gradient import grad
 from feddkd.method import Batch, Gradient
 from feddkd.models.functional import Model
 from feddkd.tensors import Groups, Tensors
