@@ -15,11 +15,11 @@ from torch.func import vmap
 from torch.utils._pytree import tree_leaves
 
 from feddkd import functional, parse
-from feddkd.engines.batched import engine
+from feddkd.engines.batched import choices, engine, strategies
 from feddkd.engines.batched.engine import Batched
 from feddkd.engines.batched.strategies import GRAPHS, StrategyChooser
 from feddkd.engines.compile import cuda_folds, cuda_graph, trace
-from feddkd.engines.compile.cuda_folds import Recording, Recordings
+from feddkd.engines.compile.cuda_folds import GraphOptions, Recording, Recordings
 from feddkd.engines.compile.cuda_graph import copies
 from feddkd.engines.interface import Order
 from feddkd.engines.serial import Serial
@@ -36,6 +36,7 @@ MOMENTUM = "fedprox(epochs=1, batch_size=8, lr=0.1, momentum=0.5, mu=1)"
 ADAM = "fedavg(epochs=1, batch_size=8, optimiser='adam', lr=0.01, eps=0.001)"
 FEDBN_DKD = METHODS[7]
 TRACED, SETTLED = trace.traced, trace.settle_numbers
+RECORD = cuda_graph.record_graph
 norms = pytest.mark.parametrize("norm", [False, True], ids=["no batch norm", "batch norm"])
 ways = pytest.mark.parametrize("way", GRAPHS)
 two_ways = pytest.mark.parametrize("way", ["graph", "fused"])  # finished lanes leave, or go idly on
@@ -54,8 +55,8 @@ class Stream:
 class Recorder(StrategyChooser):
     """Chooses on a CPU among what is there for CUDA."""
 
-    def __init__(self, strategy: str, device: torch.device) -> None:
-        super().__init__("auto", device)
+    def __init__(self, strategy: str, device: torch.device, identity: object = None) -> None:
+        super().__init__("auto", device, identity)
         self.strategy, self.names = strategy, tuple(GRAPHS)
 
 
@@ -112,12 +113,106 @@ def test_so_do_chunks_of_lanes() -> None:
     assert apart(found, oracle(MOMENTUM, False)[0]) < 1e-12
 
 
-def test_trials_leave_nothing_behind(caplog: pytest.LogCaptureFixture) -> None:
-    found, _ = run(Batched, MOMENTUM, False, strategy="auto")
-    assert apart(found, oracle(MOMENTUM, False)[0]) < 1e-12
+def test_trials_leave_nothing_behind(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choices, "SHARE", float("inf"))
+    monkeypatch.setattr(strategies, "PIECE_SECONDS", 0.0)
+    tried = trials_of(monkeypatch)
+    found, _ = run(Batched, MOMENTUM, False, strategy="auto", sizes=(44, 44, 44, 44))
+    assert apart(found, oracle(MOMENTUM, False, sizes=(44, 44, 44, 44))[0]) < 1e-12
     assert not [record for record in caplog.records if record.levelname == "WARNING"], (
         "every way works"
     )
+    assert tried == set(GRAPHS) - {"graph"}, "the first one is in use"
+
+
+def trials_of(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Return the set to which every strategy that is tried is added."""
+    tried: set[str] = set()
+    try_one = StrategyChooser._try
+
+    def noted(self: Any, kind: str, choice: Any, name: str, *rest: Any) -> None:
+        tried.add(name)
+        try_one(self, kind, choice, name, *rest)
+
+    monkeypatch.setattr(StrategyChooser, "_try", noted)
+    return tried
+
+
+class CaptureState:
+    """What torch leaves behind when a capture fails: a pool that records, and another stream."""
+
+    def __init__(self, fails: Callable[[], bool]) -> None:
+        self.fails, self.open, self.graphs = fails, set[object](), list[Any]()
+
+    def record(self, function: Callable[[], None], pool: Any) -> Any:
+        if pool in self.open:
+            raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
+        if self.fails():
+            self.open.add(pool)
+            raise RuntimeError("operation failed due to a previous error during capture")
+        self.graphs.append(pool)
+        return SimpleNamespace(replay=function)
+
+
+@pytest.mark.parametrize("way", [name for name in GRAPHS if name != "graph"])
+def test_a_trial_that_fails_leaves_nothing_behind(
+    way: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(choices, "SHARE", float("inf"))
+    monkeypatch.setattr(strategies, "PIECE_SECONDS", 0.0)
+    monkeypatch.setattr(choices, "BETTER", float("inf"))  # what is tried is also used
+    monkeypatch.setattr(GraphOptions, "suits", lambda *_: True)
+    trying: list[str] = []
+    run_recorded = Recordings.run
+
+    def run_named(self: Any, work: Any, carry: Any, steps: Any, options: GraphOptions) -> Any:
+        trying[:] = [name for name, known in GRAPHS.items() if known == options]
+        return run_recorded(self, work, carry, steps, options)
+
+    state = CaptureState(lambda: trying == [way])
+    monkeypatch.setattr(Recordings, "run", run_named)
+    monkeypatch.setattr(cuda_folds, "record_graph", state.record)
+    tried = trials_of(monkeypatch)
+    sizes = (44, 44, 44, 44)
+    found, _ = run(Batched, MOMENTUM, False, strategy="auto", sizes=sizes)
+    assert apart(found, oracle(MOMENTUM, False, sizes=sizes)[0]) < 1e-12
+    warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert tried == set(GRAPHS) - {"graph"}
+    assert warnings
+    assert all(f"{way} does not work" in message for message in warnings), "the others work"
+
+
+def test_a_capture_that_fails_gives_back_the_stream_and_the_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[Any] = []
+    device = torch.device("cuda", 0)
+
+    class Capture:
+        """torch's own context: if the capture cannot be ended, it leaves its stream current."""
+
+        def __init__(self, graph: Any, pool: Any) -> None:
+            self.pool = pool
+
+        def __enter__(self) -> None:
+            done.append(("begins", self.pool))
+
+        def __exit__(self, *error: object) -> None:
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+    before = SimpleNamespace(device=device)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: before)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "graph", Capture)
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: done.append(("stream", stream)))
+    monkeypatch.setattr(
+        torch._C, "_cuda_endAllocateToPool", lambda index, pool: done.append((index, pool)), False
+    )
+    with pytest.raises(RuntimeError, match="operation failed"):
+        RECORD(lambda: None, "pool")
+    assert done == [("begins", "pool"), ("stream", before), (0, "pool")]
 
 
 @two_ways

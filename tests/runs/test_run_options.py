@@ -48,13 +48,7 @@ def test_strategy_and_memory_plan_are_told_on_standard_error_and_recorded(feddkd
     status, _, err = feddkd()
     lines = err.splitlines()
     assert status == 0
-    assert (
-        sum(
-            line.startswith("local, 4 lanes of 32: ") and "(ms a step: loop " in line
-            for line in lines
-        )
-        == 1
-    )
+    assert sum(line == "local, 4 lanes of 32: begins with loop" for line in lines) == 1
     assert (
         sum(
             line.startswith("local, batches of 32: 4 lanes at once (a lane takes ")
@@ -64,7 +58,10 @@ def test_strategy_and_memory_plan_are_told_on_standard_error_and_recorded(feddkd
     )
     assert sum(line.startswith("distil, 1 x 4 clients of 64: ") for line in lines) == 1
     assert not any("evaluate" in line for line in lines)
-    assert any(line.startswith("local, batches of 32") for line in manifest()["engine"]["memory"])
+    engine = manifest()["engine"]
+    assert any(line.startswith("local, batches of 32") for line in engine["memory"])
+    assert engine["strategy"]["local, 4 lanes of 32"] == "loop"
+    assert engine["since"] == {}, "there was no time for a trial"
 
 
 def test_with_json_nothing_is_told_and_standard_output_is_one_object(feddkd: Any) -> None:

@@ -59,6 +59,7 @@ COMMANDS = {
         "methods", "methods", "List the methods with their papers, options, and what they send."
     ),
     "bench": CommandPlace("bench", "bench", "Measure an engine against the plain loop."),
+    "cache": CommandPlace("cache", "cache", "Show or empty the cache of fast strategies."),
     "data": CommandPlace(
         "data", "data_app", "Look at data sources and at how they are divided among clients."
     ),

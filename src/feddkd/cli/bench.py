@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 
 from feddkd.bench import JOBS, Bench, document, page, setting, sized
 from feddkd.cli.console import AsJson, console
 from feddkd.engines.select import find_engine
+from feddkd.engines.threads import set_threads
 from feddkd.errors import InputError
 
 
@@ -54,7 +54,7 @@ def bench(
     Jobs: femnist, vgg9, many-small, mlp, dirichlet, seeds, dkd; bench/README.md says what each is.
     """
     if threads is not None:
-        torch.set_num_threads(threads)
+        set_threads(threads)
     chosen = setting(
         engine=engine, device=device, precision=precision, strategy=strategy, repeats=repeats
     )

@@ -5,13 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 
 from feddkd.cli.console import DataDir
 from feddkd.cli.flower_runs import using_flower, write_private_files
 from feddkd.cli.run_options import Threads
 from feddkd.engines.select import find_device
+from feddkd.engines.threads import set_threads
 from feddkd.errors import InputError
 
 
@@ -162,7 +162,7 @@ def client(
         raise InputError(f"cannot write in {state}; choose another folder with --state")
     find_device(device)
     if threads is not None:
-        torch.set_num_threads(threads)
+        set_threads(threads)
     with using_flower():
         from feddkd.flower.apps import NodeApp
         from feddkd.flower.deployment.supernode import NodeSettings, run_node

@@ -3,14 +3,15 @@
 import functools
 import inspect
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, get_type_hints
 
-import torch
 import typer
 
 from feddkd.cli.console import AsJson, DataDir
+from feddkd.engines.threads import set_threads
 from feddkd.errors import InputError
 from feddkd.experiment import Experiment
 from feddkd.runs.runner import How, in_precision
@@ -51,6 +52,9 @@ class RunOptions:
         typer.Option(help="Strategy of the batched engine: auto, vmap, graph, fused, ..."),
     ] = None
     threads: Threads = None
+    cache: Annotated[
+        bool, typer.Option("--cache/--no-cache", help="Keep what was learned about speed.")
+    ] = True
     data: DataDir = None
     every_rounds: EveryRounds = None
     every_minutes: Annotated[
@@ -83,8 +87,10 @@ class RunOptions:
         experiments, options = in_precision(experiments, self.precision, self.engine, self.device)
         if self.strategy is not None:
             options["strategy"] = self.strategy
+        if not self.cache:
+            os.environ["FEDDKD_CACHE"] = "off"
         if self.threads is not None:
-            torch.set_num_threads(self.threads)
+            set_threads(self.threads)
         return experiments, How(
             self.engine, self.device, options, self.data, self.every, fresh, until
         )

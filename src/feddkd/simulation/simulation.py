@@ -1,7 +1,7 @@
 """`Simulation`: a job on an engine, which yields rows; snapshots to continue from."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -9,6 +9,7 @@ from feddkd.data.federation import Federation
 from feddkd.engines.interface import Engine, EngineFactory
 from feddkd.engines.select import find_device, open_engine
 from feddkd.engines.serial import Serial
+from feddkd.engines.threads import fitting_threads
 from feddkd.errors import InputError, RunError
 from feddkd.method import Method
 from feddkd.methods.aggregation import with_secret_noise
@@ -55,6 +56,7 @@ class Simulation:
         self.job, self.round = job, resume[0].round if resume else 0
         self.begun = begin(job, find_device(device))
         self.model, self.runs = self.begun.model, self.begun.runs
+        self._open = ExitStack()
         self.engine = open_engine(
             engine, self.model, self.begun.federations, self.begun.memos, job.dtype, options or {}
         )
@@ -66,7 +68,10 @@ class Simulation:
             job.dtype,
             self.evaluation,
         )
+        first = self.begun.federations[0], self.runs[0].state
         try:
+            threads = fitting_threads(self.model, job.method, *first, job.dtype)
+            self._open.enter_context(threads)
             self._check()
             self._by_group.check(self.engine)
             self._restore(resume)
@@ -83,6 +88,7 @@ class Simulation:
     def close(self) -> None:
         """Free what the engine holds."""
         self.engine.close()
+        self._open.close()
 
     def _check(self) -> None:
         if self.engine.remote and self.job.attack.aim and not self.evaluation.is_global:

@@ -6,6 +6,8 @@ outputs for all J steps of a round one forward pass. A strategy, chosen by timin
 over the lanes is computed (strategies.py).
 """
 
+import os
+import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -36,6 +38,7 @@ from feddkd.errors import unknown
 from feddkd.method import Exchange, Fold, Gradient, Phase, probing
 from feddkd.method.compression import opened
 from feddkd.tensors import Groups, bytes_of
+from feddkd.version import __version__
 
 PRECISIONS = ("fp32", "tf32", "bf16")
 
@@ -67,9 +70,16 @@ class Batched(LocalEngine):
             self.model = self.model.computing_in(torch.bfloat16)
         self.store = Store.of(self.federations)
         self.device = self.store.device
-        self.chooser = StrategyChooser(self.strategy, self.device)
+        self.chooser = StrategyChooser(self.strategy, self.device, self._identity())
         self.planner = Planner(self.device, self.memory)
         self.gradients = Gradients(self.model, self.store, self.dtype, self.chooser)
+
+    def _identity(self) -> tuple[object, ...]:
+        """Return what decides about speed, besides the kind of work."""
+        on_gpu = self.device.type == "cuda"
+        place = torch.cuda.get_device_name(self.device) if on_gpu else _processor()
+        arithmetic = self.dtype, self.precision, torch.get_num_threads()
+        return repr(self.model.net), place, arithmetic, torch.__version__, __version__
 
     @property
     def strategies(self) -> tuple[str, ...]:
@@ -77,20 +87,15 @@ class Batched(LocalEngine):
         return self.chooser.names
 
     def facts(self) -> dict[str, Any]:
-        failed = {"failed": dict(self.chooser.failed)} if self.chooser.failed else {}
         return {
-            "strategy": dict(self.chooser.chosen),
+            **self.chooser.facts(),
             "lanes": self.lanes,
             "memory": list(self.planner.plans.values()),
             "chunks": dict(self.planner.most),
-            **failed,
         }
 
     def adopt(self, facts: Mapping[str, Any]) -> None:
-        # a record from another device may name strategies that do not exist here
-        for kind, name in facts.get("strategy", {}).items():
-            if name in self.chooser.names:
-                self.chooser.chosen[kind] = name
+        self.chooser.adopt(facts)
         self.planner.most |= facts.get("chunks", {})
 
     def close(self) -> None:
@@ -103,6 +108,8 @@ class Batched(LocalEngine):
             tf32 = self.precision != "fp32"
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
         client = exchange.phase.client
+        if orders[0].purpose == "train":
+            self.chooser.round = int(orders[0].key[1])
         if isinstance(client, Gradient):
             return self._differentiate(exchange, client, orders)
         assert client is not None, "a phase without a client half never reaches an engine"
@@ -144,7 +151,7 @@ class Batched(LocalEngine):
                 if len(chunk) == 1 or not ran_out(error):
                     raise
             # outside of `except`: there the error still holds the tensors that did not fit
-            self.chooser.close()
+            self.chooser.clear()
             size = self.planner.halve(kind, len(lanes), len(chunk))
             torch.cuda.empty_cache()
         return join_lanes(uploads)
@@ -247,3 +254,7 @@ class Batched(LocalEngine):
             for k in order.cohort:
                 self.memos[order.run, k] = retained(self.memo(order.run, k), exchange.retain)
         return [Reply(order.cohort, groups) for order, groups in zip(orders, gathered, strict=True)]
+
+
+def _processor() -> str:
+    return f"{platform.machine()} {platform.processor()}, {os.cpu_count()} cores"

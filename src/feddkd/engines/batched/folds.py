@@ -134,6 +134,10 @@ class Work:
         """Return the work of the first lanes."""
         return self if self.shared else replace(self, sent=lane_range(self.sent, 0, lanes))
 
+    def after(self, steps: int) -> "Work":
+        """Return the work that is left after some steps."""
+        return replace(self, table=self.table.after(steps))
+
     def read(self, step: int, lanes: slice | Tensor, width: int) -> Batch:
         """Return the batches of one step, cut to a width."""
         table = self.table

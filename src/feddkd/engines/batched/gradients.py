@@ -92,7 +92,7 @@ class Gradients:
                 raise
         self.most = (min(self.most, len(orders)) + 1) // 2
         self.clear()
-        self.chooser.close()
+        self.chooser.clear()
         torch.cuda.empty_cache()
         log.warning(
             "%s: %d runs do not fit in memory; continuing with %d at once",
@@ -155,11 +155,14 @@ class Gradients:
 
         runs, clients, size = round.blocks[-1].batches.share.shape[1:]
         kind = f"{exchange.phase.name}, {runs} x {clients} clients of {size}"
-        names = () if kind in self.chooser.chosen else self._names(runs)
-        name = self.chooser.choose(kind, names, trial, steps_per_trial=exchange.steps)
-        chosen = self.chooser.chosen.values()
-        self._recorded = {k: each for k, each in self._recorded.items() if k.strategy in chosen}
-        return self.chooser.run_or_loop(kind, name, lambda name: run_step(name, exchange.step - 1))
+        now = partial(run_step, step=exchange.step - 1)
+        share = 1 / exchange.steps  # a trial computes all steps of the round
+        key = round.shapes + tuple(map(shapes, sents))
+        result = self.chooser.compute(kind, self._names(runs), now, trial, key=key, steps=share)
+        used = set(self.chooser.chosen.values())
+        self._recorded = {k: each for k, each in self._recorded.items() if k.strategy in used}
+        self._traced = {k: each for k, each in self._traced.items() if k.strategy in used}
+        return result
 
     def _names(self, runs: int) -> list[str]:
         """Return the strategies worth a trial.
@@ -204,7 +207,7 @@ class Gradients:
         if recorded is None:
             graph = GRAPHS[key.strategy]
             fuse = partial(compiled, kernels=graph.kernels) if graph.compiled else None
-            functions, pool = self._functions(key, len(sents)), self.chooser.recordings.pool
+            functions, pool = self._functions(key, len(sents)), self.chooser.recordings.pool(graph)
             recorded = RecordedRound(round, sents, functions, fuse, pool)
         self._recorded[key] = recorded  # at the end: the first one has been unused for longest
         if len(self._recorded) > RECORDED_ROUNDS:

@@ -140,6 +140,11 @@ class BatchTable:
         """The number of active lanes in each step."""
         return [int(count) for count in (self.sizes > 0).sum(1)]
 
+    def after(self, steps: int) -> "BatchTable":
+        """Return the table without its first steps."""
+        rows = slice(steps, None)
+        return BatchTable(self.indices[rows], self.share[rows], self.keys[rows], self.sizes[rows])
+
     @classmethod
     def of(cls, lanes: Sequence[Lane], dtype: torch.dtype, device: torch.device) -> "BatchTable":
         """Return the table of some lanes, made on the host and copied in one piece."""

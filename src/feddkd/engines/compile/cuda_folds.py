@@ -194,20 +194,28 @@ class Recordings:
         self._kept: dict[tuple[object, ...], Recording] = {}
         # steps compiled for one lane, which serve any number of lanes
         self._lane_steps: LaneSteps = {}
-        self._pool: Any = None
+        self._pools: dict[GraphOptions, Any] = {}
 
     def clear(self) -> None:
         self._kept.clear()
-        self._pool = None
+        self._lane_steps.clear()
+        self._pools.clear()
 
-    @property
-    def pool(self) -> Any:
-        """The memory that all graphs share.
+    def forget(self, options: GraphOptions) -> None:
+        """Free everything of one form; the next recording begins in new memory."""
+        self._kept = {key: kept for key, kept in self._kept.items() if kept.options != options}
+        self._pools.pop(options, None)
+        if options.streams and options.compiled:
+            self._lane_steps.clear()
+
+    def pool(self, options: GraphOptions) -> Any:
+        """Return the memory that all graphs of one form share.
 
         This is safe: no two graphs run at the same time, and results that are kept lie outside.
         """
-        self._pool = self._pool or torch.cuda.graph_pool_handle()
-        return self._pool
+        if options not in self._pools:
+            self._pools[options] = torch.cuda.graph_pool_handle()
+        return self._pools[options]
 
     def run(self, work: Work, carry: Groups, steps: int | None, options: GraphOptions) -> Groups:
         """Return the carry after the first steps of a fold, or after all of them."""
@@ -228,7 +236,8 @@ class Recordings:
         key = (work.client, lanes_in(carry), width, work.shared, options, work.shapes)
         kept = self._kept.get(key)
         if kept is None or len(kept.indices) < len(work.table.active):
-            kept = Recording(work, carry, width, options, self.pool, self._lane_steps)
+            pool = self.pool(options)
+            kept = Recording(work, carry, width, options, pool, self._lane_steps)
             self._kept[key] = kept
         return kept
 

@@ -5,6 +5,7 @@ costs one launch, however many operations the function has.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -63,10 +64,20 @@ def warmed_up(function: Callable[[], Any], device: torch.device) -> Any:
 
 
 def record_graph(function: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
-    """Return the launches of a function as a graph; they are not executed yet."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
-        function()
+    """Return the launches of a function as a graph; they are not executed yet.
+
+    If a launch fails, torch leaves the recording's stream current and its memory open: then every
+    later recording would fail, too.
+    """
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    try:
+        with torch.cuda.graph(graph, pool=pool):
+            function()
+    except BaseException:
+        torch.cuda.set_stream(stream)
+        with suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(stream.device.index, pool)
+        raise
     return graph
 
 

@@ -27,7 +27,6 @@ LIKE = {
     aten.new_zeros.default,
     aten.new_ones.default,
 }
-PRODUCTS = {aten.mul.Scalar, aten.mul.Tensor}
 COMMUTE = {aten.add.Tensor, aten.mul.Tensor}
 LARGEST_CONSTANT = 1 << 16  # numbers; a larger one costs more to store than to make
 
@@ -39,8 +38,10 @@ def trimmed(function: Callable[..., Any], *example: Any) -> Callable[..., Any]:
     pure = not any(_writes(node) for node in module.graph.nodes)
     constants = _constants(module) if pure else {}
     for node in module.graph.nodes:
+        if node.target is aten.view.default:  # later inputs may have another order in memory
+            node.target = aten.reshape.default
         if (equal := _equal_node(node, constants)) is not None:
-            _replace(node, equal)
+            node.replace_all_uses_with(equal)
     for number, (node, value) in enumerate(constants.items()):
         if node.users:
             name = f"constant_{number}"
@@ -106,17 +107,6 @@ def _equal_node(node: Node, constants: dict[Node, Tensor]) -> Node | None:
         if factor in constants and _fit(node, other) and (constants[factor] == 1).all():
             return cast(Node, other)
     return None
-
-
-def _replace(node: Node, equal: Node) -> None:
-    """Use an equal node in the place of a node.
-
-    A product is a new contiguous tensor, so its users may view it; the factor that replaces it
-    may need a reshape.
-    """
-    for user in node.users if node.target in PRODUCTS else ():
-        user.target = aten.reshape.default if user.target is aten.view.default else user.target
-    node.replace_all_uses_with(equal)
 
 
 def _fit(*nodes: Any) -> bool:

@@ -21,6 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import fold, pad
 from torch.utils._pytree import tree_map
 
+from feddkd.engines.choice_cache import keep_compiled_programs
 from feddkd.engines.compile.fusing import fusing
 from feddkd.process_lock import PROCESS_LOCK
 
@@ -59,6 +60,7 @@ def compiled(
         with fusing() if kernels else nullcontext():
             return function(*inputs)
 
+    keep_compiled_programs()
     options: dict[str, Any] = {"force_layout_optimization": True} if channels_last else {}
     module = settle_numbers(traced(with_fusing, *example))
     result: Callable[..., Any] = torch.compile(
