@@ -42,8 +42,18 @@ PROMISED = ["job", "engine", "strategy", "device", "precision", "unit", "repeats
 ENGINES_HERE = [name for name in ("serial", "batched", "pool") if name in ENGINES]
 
 
-@pytest.mark.parametrize("engine", ENGINES_HERE)
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    [
+        pytest.param(
+            name,
+            engine,
+            marks=[pytest.mark.long] if JOBS[name].build and engine != "serial" else [],
+        )
+        for name in JOBS
+        for engine in ENGINES_HERE
+    ],
+)
 def test_every_job_runs(name: str, engine: str) -> None:
     # to choose one takes longer; the test below does, and `mlp` of the CLI
     strategy = "vmap" if engine == "batched" else None
@@ -63,6 +73,8 @@ def test_the_choice_is_compared_with_every_single_strategy_and_the_loop(name: st
     entry = runner.measure(runner.find(name))
     assert set(entry["strategy_seconds"]) == {"loop", "vmap", "traced"}
     best = min(*entry["strategy_seconds"].values(), entry["loop_seconds"])
+    if name == "mlp":
+        assert entry["regret"]["10"] > 0
     assert entry["auto_over_best"] == pytest.approx(entry["seconds"] / best)
     assert len(page([entry], here).columns) == 8
 
@@ -72,7 +84,9 @@ def whole_batches(job: BenchJob) -> BenchJob:
     return replace(job, local=replace(job.local, batch_size=max(job.sizes)))
 
 
-@pytest.mark.parametrize("name", ["femnist", "mlp", "dkd"])
+@pytest.mark.parametrize(
+    "name", ["femnist", "mlp", "dkd", "resnet18", "gpt-mini", "lstm", "unet", "lora"]
+)
 def test_the_plain_loop_and_the_engine_do_the_same_work(name: str) -> None:
     job, here = (
         whole_batches(sized(device=CPU, small=True)[name]),
@@ -115,7 +129,10 @@ def test_operations_are_counted_for_the_forward_and_the_backward_pass() -> None:
     first, second = 2 * 64 * 64, 2 * 64 * 10
     net = MODELS.one("mlp(hidden='64')").build((64,), 10)
     # no gradient in the input
-    assert flops_an_example(net, (64,)) == (first + second, 2 * first + 3 * second)
+    assert flops_an_example(net, torch.empty(64, device="meta")) == (
+        first + second,
+        2 * first + 3 * second,
+    )
 
 
 def run_cli(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:

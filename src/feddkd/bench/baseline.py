@@ -35,6 +35,11 @@ class PlainLoop:
     reads: Reads
     local: Local
     setting: BenchSetting
+    tokens: bool  # the classes are on the last axis of the logits
+
+    def loss(self, logits: Tensor, y: Tensor) -> Tensor:
+        """Return the mean cross-entropy of examples, pixels or tokens."""
+        return cross_entropy(logits.movedim(-1, 1) if self.tokens else logits, y)
 
     @classmethod
     def of(
@@ -50,7 +55,8 @@ class PlainLoop:
             [torch.from_numpy(indices).to(device) for indices in federation.train]
             for federation in federations
         ]
-        return cls(net, {**params, **buffers}, x, data.y, shards, job.reads, job.local, setting)
+        start, tokens = {**params, **buffers}, job.task == "language"
+        return cls(net, start, x, data.y, shards, job.reads, job.local, setting, tokens)
 
     def round(self, cohorts: Sequence[Sequence[int]]) -> list[dict[str, Tensor]]:
         """Train the cohort of every run, one client after another, and average."""
@@ -64,19 +70,21 @@ class PlainLoop:
         mean = {name: torch.zeros_like(tensor) for name, tensor in self.start.items()}
         for shard in shards:
             self.train(shard)
-            for name, tensor in self.net.state_dict().items():
-                mean[name] += tensor * (len(shard) / total)
+            trained = self.net.state_dict()
+            for name in mean:
+                share = trained[name] * (len(shard) / total)
+                mean[name] += share.to(mean[name].dtype)  # counters are whole numbers
         return mean
 
     def train(self, shard: Tensor) -> None:
         """Train one client from the initial weights; the result is in `net`."""
-        self.net.load_state_dict(self.start)
+        self.net.load_state_dict(self.start, strict=False)  # frozen tensors stay
         self.net.train()
         optimiser = make_optimiser(self.local, self.net)
         for batch in self._batches(shard):
             optimiser.zero_grad()
             with self.setting.cast():
-                loss = cross_entropy(self.net(self.x[batch]), self.y[batch])
+                loss = self.loss(self.net(self.x[batch]), self.y[batch])
             loss.backward()  # type: ignore[no-untyped-call]
             optimiser.step()
 
@@ -139,7 +147,8 @@ def make_optimiser(local: Local, net: nn.Module) -> torch.optim.Optimizer:
             nesterov=local.nesterov,
             weight_decay=local.weight_decay,
         )
-    return torch.optim.Adam(
+    adam = torch.optim.AdamW if local.optimiser == "adamw" else torch.optim.Adam
+    return adam(
         net.parameters(),
         lr=local.lr,
         betas=(local.beta1, local.beta2),

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from feddkd.bench.setting import BenchSetting
 
 PATIENCE = 30.0  # seconds after which no further repeat starts
+LENGTHS = (10, 100, 1000)  # rounds
 
 
 class Timing(NamedTuple):
@@ -66,6 +67,18 @@ def race(device: torch.device, repeats: int, *entrants: Entrant) -> list[Timing]
     ]
 
 
+def growth(entrant: Entrant, device: torch.device) -> dict[int, float]:
+    """Return the seconds of the first 10, 100 and 1,000 rounds, as far as patience allows."""
+    total, ends = 0.0, {}
+    for t in range(1, max(LENGTHS) + 1):
+        total += _once(entrant, t, device)
+        if t in LENGTHS:
+            ends[t] = total
+        if total > PATIENCE:
+            break
+    return ends
+
+
 def _once(entrant: Entrant, t: int, device: torch.device) -> float:
     entrant.before(t)
     synchronise(device)
@@ -81,10 +94,10 @@ def synchronise(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def flops_an_example(net: nn.Module, shape: tuple[int, ...]) -> tuple[int, int]:
+def flops_an_example(net: nn.Module, example: Tensor) -> tuple[int, int]:
     """Return the operations for one example: (forward, forward and backward)."""
     count, net = 8, copy.deepcopy(net).to("meta").eval()
-    x = torch.empty(count, *shape, device="meta")
+    x = example.expand(count, *example.shape).clone()
     with FlopCounterMode(display=False) as forward, torch.no_grad():
         net(x)
     with FlopCounterMode(display=False) as both:

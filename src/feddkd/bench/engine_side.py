@@ -14,6 +14,7 @@ from feddkd.engines.interface import Engine
 from feddkd.methods import parse
 from feddkd.rounds.exchange import Exchanges
 from feddkd.rounds.loop import PATIENT, choose
+from feddkd.rounds.metrics import find_metrics
 from feddkd.rounds.turns import Turn
 from feddkd.simulation import Job, Simulation, Start
 from feddkd.tensors import Groups
@@ -69,7 +70,8 @@ def driven(job: BenchJob, setting: BenchSetting, federations: list[Federation]) 
         Start(seed, federation, *model.initial(("init", seed)))
         for seed, federation in enumerate(federations)
     ]
-    played = Job(model, method, starts, setting.dtype, cohort=job.cohort)
+    metrics = find_metrics(model.task.metrics)
+    played = Job(model, method, starts, setting.dtype, cohort=job.cohort, metrics=metrics)
     with Simulation(played, setting.engine, str(setting.device), setting.options) as simulation:
         yield Drive(simulation)
     del simulation

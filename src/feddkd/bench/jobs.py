@@ -3,21 +3,32 @@
 The data are random bytes from a fixed key; no files are needed.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
+from feddkd.bench.networks import (
+    CharacterModel,
+    RecurrentModel,
+    UNet,
+    VisionTransformer,
+    group_norm,
+    resnet18,
+)
 from feddkd.data.batches import Indices, Reads, draw
 from feddkd.data.federation import Federation
 from feddkd.data.partitions.registry import PARTITIONS, Table
 from feddkd.data.transforms import transform
 from feddkd.methods.local import Local
-from feddkd.models.functional import Model, functional
+from feddkd.models.functional import Model, built, functional
 from feddkd.models.registry import MODELS
 from feddkd.randomness import generator
+from feddkd.tasks.lookup import find_task
 
 NORMALISE = "normalise(mean=0.5, std=0.5)"
 
@@ -38,6 +49,9 @@ class BenchJob:
     alpha: float | None = None  # of a Dirichlet split; default: clients of equal size
     seeds: int = 1
     distil: int = 0  # the number of DKD steps, J
+    # what builds the network, if `model` is not the text of a registered one
+    build: Callable[[], nn.Module] | None = None
+    task: str = "classification"
 
     @property
     def cohort(self) -> int:
@@ -112,15 +126,27 @@ class BenchJob:
 
     def network(self) -> Model:
         """Return the network."""
-        return functional(MODELS.one(self.model).build(self.shape, self.classes))
+        if self.build is None:
+            net = MODELS.one(self.model).build(self.shape, self.classes)
+        else:
+            net = built(self.build, ("bench", self.name)).net
+        return replace(functional(net), task=find_task(self.task))
+
+    def example(self) -> Tensor:
+        """Return one example on the meta device, as the network sees it."""
+        dtype = torch.int64 if self.task == "language" else torch.float32
+        return torch.empty(self.shape, dtype=dtype, device="meta")
 
     def federations(self, device: torch.device) -> list[Federation]:
         """Return one federation per seed: the same images, divided in different ways."""
         random = generator(("bench", self.name))
-        pixels = random.integers(0, 256, (self.images, *self.shape), np.uint8)
-        labels = random.integers(0, self.classes, self.images)
-        x, y = torch.from_numpy(pixels).to(device), torch.from_numpy(labels).to(device)
-        normalise, none = transform(NORMALISE, 255.0), np.arange(0)
+        tokens = self.task == "language"
+        most, kind = (self.classes, np.int64) if tokens else (256, np.uint8)
+        inputs = random.integers(0, most, (self.images, *self.shape), kind)
+        of_each = () if self.task == "classification" else self.shape[-2:]  # pixels, or tokens
+        labels = random.integers(0, self.classes, (self.images, *of_each))
+        x, y = torch.from_numpy(inputs).to(device), torch.from_numpy(labels).to(device)
+        normalise, none = transform("" if tokens else NORMALISE, 255.0), np.arange(0)
         return [
             Federation(
                 x, y, self.classes, normalise, self._division(seed), None, none, np.arange(1)
@@ -154,7 +180,27 @@ DIRICHLET = replace(
 )
 SEEDS = replace(FEMNIST, name="seeds", seeds=10)
 DKD = replace(FEMNIST, name="dkd", distil=10, local=replace(PAPER_FEMNIST, steps=1))
-JOBS = {job.name: job for job in (FEMNIST, VGG9, MANY_SMALL, MLP, DIRICHLET, SEEDS, DKD)}
+# Everyday networks, ten clients with ten batches each.
+PLAIN_SGD = Local(epochs=1, batch_size=64, lr=0.05, momentum=0.9)
+ADAMW = Local(epochs=1, batch_size=64, lr=0.0003, optimiser="adamw", weight_decay=0.01)
+
+
+def _everyday(name: str, build: Callable[[], nn.Module], local: Local, **changes: Any) -> BenchJob:
+    job = BenchJob(name, name, (3, 32, 32), 10, 10, 6_400, replace(local, steps=10), "step")
+    return replace(job, build=build, **changes)
+
+
+TOKENS = {"task": "language", "shape": (80,), "classes": 80}
+EVERYDAY = (
+    _everyday("resnet18", partial(resnet18, group_norm), PLAIN_SGD),
+    _everyday("resnet18-bn", partial(resnet18, nn.BatchNorm2d), PLAIN_SGD),
+    _everyday("vit-tiny", partial(VisionTransformer, 192, 12, 3), ADAMW),
+    _everyday("gpt-mini", partial(CharacterModel, 256, 6, 8, 80, 80), ADAMW, **TOKENS),
+    _everyday("lstm", partial(RecurrentModel, 256, 80), PLAIN_SGD, **TOKENS),
+    _everyday("unet", partial(UNet, 32), ADAMW, task="segmentation", classes=2),
+    _everyday("lora", partial(VisionTransformer, 384, 12, 6, rank=8), ADAMW),
+)
+JOBS = {job.name: job for job in (FEMNIST, VGG9, MANY_SMALL, MLP, DIRICHLET, SEEDS, DKD, *EVERYDAY)}
 
 # Smaller sizes for a CPU: the same clients, fewer steps or images.
 ON_CPU: dict[str, dict[str, Any]] = {
@@ -162,6 +208,22 @@ ON_CPU: dict[str, dict[str, Any]] = {
     "vgg9": {"steps": 2},
     "dirichlet": {"images": 4_500},
     "seeds": {"steps": 2},
+    **{
+        job.name: {"clients": 2, "images": 64, "steps": 2, "batch_size": 16, "build": build}
+        for job, build in zip(
+            EVERYDAY,
+            (
+                partial(resnet18, group_norm, 16),
+                partial(resnet18, nn.BatchNorm2d, 16),
+                partial(VisionTransformer, 64, 4, 2),
+                partial(CharacterModel, 64, 2, 4, 80, 80),
+                partial(RecurrentModel, 64, 80),
+                partial(UNet, 8),
+                partial(VisionTransformer, 64, 4, 2, rank=4),
+            ),
+            strict=True,
+        )
+    },
 }
 # Sizes for a quick test: every job within a second.
 SMALL: dict[str, dict[str, Any]] = {
@@ -172,6 +234,22 @@ SMALL: dict[str, dict[str, Any]] = {
     "dirichlet": {"clients": 2, "images": 30, "batch_size": 8},
     "seeds": {"clients": 2, "images": 22, "steps": 2, "seeds": 2, "batch_size": 8},
     "dkd": {"clients": 2, "images": 22, "distil": 2, "batch_size": 8},
+    **{
+        job.name: {"clients": 2, "images": 8, "steps": 1, "batch_size": 4, "build": build}
+        for job, build in zip(
+            EVERYDAY,
+            (
+                partial(resnet18, group_norm, 2),
+                partial(resnet18, nn.BatchNorm2d, 2),
+                partial(VisionTransformer, 8, 1, 2),
+                partial(CharacterModel, 8, 1, 2, 80, 80),
+                partial(RecurrentModel, 4, 80),
+                partial(UNet, 2),
+                partial(VisionTransformer, 8, 1, 2, rank=2),
+            ),
+            strict=True,
+        )
+    },
 }
 
 

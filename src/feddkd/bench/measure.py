@@ -10,7 +10,15 @@ from typing import Any, NamedTuple
 import torch
 
 from feddkd.bench.baseline import PlainLoop, recorded
-from feddkd.bench.clock import Entrant, Timing, flops_an_example, matmul_peak, race, timed
+from feddkd.bench.clock import (
+    Entrant,
+    Timing,
+    flops_an_example,
+    growth,
+    matmul_peak,
+    race,
+    timed,
+)
 from feddkd.bench.engine_side import Drive, driven
 from feddkd.bench.jobs import BenchJob
 from feddkd.bench.setting import BenchSetting
@@ -63,6 +71,7 @@ class Bench:
                 measured = JobTimings(ours, plain, dict(zip(singles, rest, strict=True)), facts)
             self._known[job.name] = ours
             extra = self._one_pass(job, loop) if job.distil else self._compared(job, federations)
+            extra |= self._regret(job, federations, measured)
             return self._entry(job, measured, extra)
 
     def _singles(
@@ -80,6 +89,18 @@ class Bench:
             except Exception as error:  # for example, vmap cannot run every network
                 log.warning("%s: %s does not work (%s)", job.name, name, error)
         return working
+
+    def _regret(self, job: BenchJob, federations: list[Federation], measured: JobTimings) -> Entry:
+        """Return the time of a new run by its rounds, divided by that of the best fixed strategy.
+
+        The time of a fixed strategy is that of its later rounds: its preparation is not counted.
+        """
+        if not measured.singles or job.distil:
+            return {}
+        best = min(timing.median for timing in measured.singles.values())
+        with driven(job, self.setting, federations) as drive:
+            ends = growth(_ours(job, drive), self.setting.device)
+        return {"regret": {str(t): seconds / (t * best) for t, seconds in ends.items()}}
 
     @cached_property
     def peak(self) -> float:
@@ -124,7 +145,7 @@ class Bench:
 
     def _entry(self, job: BenchJob, measured: JobTimings, extra: Entry) -> Entry:
         mine, plain = measured.ours.per(job.units), measured.plain.per(job.units)
-        forward, both = flops_an_example(job.network().net, job.shape)
+        forward, both = flops_an_example(job.network().net, job.example())
         rate = job.images_read / measured.ours.median
         flops = rate * (both + forward if job.distil else both)
         return {

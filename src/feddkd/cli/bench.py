@@ -51,7 +51,8 @@ def bench(
 ) -> None:
     """Measure an engine against the plain loop over clients, in the same run, on made-up data.
 
-    Jobs: femnist, vgg9, many-small, mlp, dirichlet, seeds, dkd; bench/README.md says what each is.
+    Jobs: femnist, vgg9, many-small, mlp, dirichlet, seeds, dkd, and everyday networks: resnet18,
+    resnet18-bn, vit-tiny, gpt-mini, lstm, unet, lora; bench/README.md says what each is.
     """
     if threads is not None:
         set_threads(threads)
