@@ -17,7 +17,7 @@ from feddkd import functional, parse
 from feddkd.data.examples import Examples
 from feddkd.data.federation import Federation, assemble
 from feddkd.data.transforms import transform
-from feddkd.engines.batched import folds
+from feddkd.engines.batched import choices, folds
 from feddkd.engines.batched.engine import Batched
 from feddkd.engines.batched.gradients import Gradients
 from feddkd.engines.batched.memory import evenly
@@ -48,6 +48,12 @@ METHODS = [
     ),
     "fedmax(epochs=1, batch_size=8) | dkd(steps=2, batch_size=8, warmup=1)",
 ]
+
+
+@pytest.fixture(autouse=True)
+def _trials_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `auto` try a strategy in every exchange, however short the run."""
+    monkeypatch.setattr(choices, "SHARE", float("inf"))
 
 
 def network(norm: bool) -> nn.Module:

@@ -131,8 +131,9 @@ def cache_contents() -> tuple[dict[str, int], int]:
 def empty_cache() -> None:
     """Delete the parts of the cache, and nothing else that may be in its folder."""
     folder = cache_folder()
-    for part in PARTS if folder is not None else ():
-        shutil.rmtree(folder / part, ignore_errors=True)
+    if folder is not None:
+        for part in PARTS:
+            shutil.rmtree(folder / part, ignore_errors=True)
 
 
 def _files(folder: Path) -> list[Path]:

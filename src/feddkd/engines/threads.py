@@ -70,7 +70,7 @@ def numbers_an_operation(
         model(start["params"], start["buffers"], x, mode="eval")
     most = max(federation.counts("train"))
     grown = counter.activations * min(batch, most) / len(indices)
-    return (grown + counter.weights) / max(counter.operations, 1)
+    return float((grown + counter.weights) / max(counter.operations, 1))
 
 
 class NumberCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
