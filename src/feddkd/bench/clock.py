@@ -68,7 +68,7 @@ def race(device: torch.device, repeats: int, *entrants: Entrant) -> list[Timing]
 
 
 def growth(entrant: Entrant, device: torch.device) -> dict[int, float]:
-    """Return the seconds of the first 10, 100 and 1,000 rounds, as far as patience allows."""
+    """Return the seconds of the first 10, 100 and 1,000 rounds, as many as PATIENCE allows."""
     total, ends = 0.0, {}
     for t in range(1, max(LENGTHS) + 1):
         total += _once(entrant, t, device)

@@ -12,6 +12,7 @@ from feddkd.bench.setting import BenchSetting
 from feddkd.data.federation import Federation
 from feddkd.engines.interface import Engine
 from feddkd.methods import parse
+from feddkd.rounds.evaluation import Evaluation
 from feddkd.rounds.exchange import Exchanges
 from feddkd.rounds.loop import PATIENT, choose
 from feddkd.rounds.metrics import find_metrics
@@ -70,8 +71,8 @@ def driven(job: BenchJob, setting: BenchSetting, federations: list[Federation]) 
         Start(seed, federation, *model.initial(("init", seed)))
         for seed, federation in enumerate(federations)
     ]
-    metrics = find_metrics(model.task.metrics)
-    played = Job(model, method, starts, setting.dtype, cohort=job.cohort, metrics=metrics)
+    judged = Evaluation(metrics=find_metrics(model.task.metrics))
+    played = Job(model, method, starts, setting.dtype, cohort=job.cohort, evaluation=judged)
     with Simulation(played, setting.engine, str(setting.device), setting.options) as simulation:
         yield Drive(simulation)
     del simulation
