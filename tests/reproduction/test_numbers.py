@@ -177,6 +177,7 @@ WRITTEN = (
     "tasks-table.md",
     "when-dkd-helps.md",
     "one-round.md",
+    "adapters-table.md",
 )
 PAGES = [
     ROOT / "README.md",

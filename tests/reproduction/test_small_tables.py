@@ -1,4 +1,4 @@
-"""docs/one-round.md: its tables are those of the record, and its claims hold in it."""
+"""docs/one-round.md and docs/adapters-table.md: tables are those of the records, claims hold."""
 
 import importlib.util
 import json
@@ -22,7 +22,7 @@ def script(name: str) -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", ["one_round"])
+@pytest.mark.parametrize("name", ["one_round", "adapters"])
 def test_the_page_is_what_the_record_says(name: str) -> None:
     made = script(name)
     record = json.loads(made.FILE.read_text(encoding="utf-8"))
@@ -47,3 +47,15 @@ def test_in_one_round_dkd_is_above_the_average_and_level_with_labels(alpha: floa
     assert mean("FEW", alpha=alpha) > mean("AVERAGE", alpha=alpha)
     assert mean("MANY", alpha=alpha) > mean("ALONE", "ensemble", alpha=alpha)
     assert abs(mean("MANY", alpha=alpha) - mean("LABELS", alpha=alpha)) < 0.03
+
+
+def test_on_pictures_dkd_of_adapters_is_ahead_at_the_end_and_labels_are_too() -> None:
+    made = script("adapters")
+    runs = json.loads(made.FILE.read_text(encoding="utf-8"))["pictures"]
+    last = {
+        line: {run["seed"]: run["last"] for run in runs if run["line"] == line and run["seed"] < 5}
+        for line in (made.AVERAGE, made.EXACT, made.SHORT, made.TAUGHT, made.LABELS)
+    }
+    taught, labels = last.pop(made.TAUGHT), last.pop(made.LABELS)
+    assert all(taught[seed] > other[seed] for other in last.values() for seed in range(5))
+    assert all(labels[seed] >= taught[seed] for seed in range(5))
