@@ -468,7 +468,7 @@ MUTANTS = [
     Mutant('FedEx-LoRA adds the product of the averages', 'methods/fedex_lora.py',
            ') - product(params[a], params[b])', ') + 0 * product(params[a], params[b])', ADAPTERS),
     Mutant('adapters ignore alpha', 'models/adapters.py',
-           'layer, alpha / rank', 'layer, 1.0', ADAPTERS),
+           'alpha / rank\n', '1.0\n', ADAPTERS),
     Mutant('the residual has no part in the output', 'models/adapters.py',
            'output + self._down(x, self.residual)', 'output', ADAPTERS),
     Mutant('FFA-LoRA trains A', 'models/adapters.py',
