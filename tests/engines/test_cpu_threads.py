@@ -1,6 +1,7 @@
 """One CPU thread where operations are small, and what the user asks for otherwise."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -64,3 +65,8 @@ def test_what_the_user_sets_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     set_threads(2)
     assert os.environ["OMP_NUM_THREADS"] == "2"
     assert seen(SMALL, 40, 8) == 2
+
+
+def test_a_program_that_simulates_in_several_threads_keeps_the_number() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(seen, SMALL, 40, 8).result() == 2

@@ -5,6 +5,7 @@ processor time, and on a busy machine many times its time.
 """
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -40,10 +41,13 @@ def fitting_threads(
 ) -> Iterator[None]:
     """Compute with one thread if the operations of a step are small.
 
-    A number that the user has set stays.
+    A number that the user has set stays. So does the number in a program that simulates in several
+    threads, which share it.
     """
     before = torch.get_num_threads()
-    free = before == DEFAULT > 1 and ASKED not in os.environ and federation.device.type == "cpu"
+    asked = before != DEFAULT or ASKED in os.environ
+    shared = threading.current_thread() is not threading.main_thread()
+    free = DEFAULT > 1 and not (asked or shared) and federation.device.type == "cpu"
     if not free or numbers_an_operation(model, method, federation, start, dtype) > SMALL:
         yield
         return
