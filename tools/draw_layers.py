@@ -1,6 +1,6 @@
 """Draw docs/pictures/layers.svg, the packages by level, from LEVELS in tests/test_architecture.py.
 
-Run `python tools/draw_layers.py` after a change of LEVELS.
+Run `PYTHONPATH=tests:tests/support:tools python tools/draw_layers.py` after a change of LEVELS.
 """
 
 from collections.abc import Sequence
