@@ -1,7 +1,7 @@
-"""`grad`: torch.func's, by ordinary autograd where no transform of torch.func is active.
+"""`grad`: torch.func's, by ordinary autograd on a CPU where no transform of torch.func is active.
 
 The gradients are the same. Ordinary autograd computes them with less work for each operation, and
-uses torch's own recurrent layers.
+uses torch's own recurrent layers. On a GPU it has not been tried yet: there it stays torch.func's.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.func import grad as grad_of_func
 from torch.utils._python_dispatch import _get_current_dispatch_mode
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 # True while `grad` calls a function: a gradient in it is differentiated, too
 _INSIDE: ContextVar[bool] = ContextVar("inside", default=False)
@@ -25,7 +25,8 @@ def grad(function: Callable[..., Any], has_aux: bool = False) -> Callable[..., A
     """
 
     def call(first: Any, *others: Any) -> Any:
-        if _is_transformed():
+        on_cpu = all(leaf.is_cpu for leaf in tree_leaves(first))
+        if _is_transformed() or not on_cpu:
             return grad_of_func(function, has_aux=has_aux)(first, *others)
         inside = _INSIDE.set(True)
         try:
