@@ -108,6 +108,7 @@ def test_a_run_can_use_it_and_dkd_goes_behind_it(
     assert run["communications"] == 2
 
 
+@pytest.mark.long
 def test_its_own_tests_pass(environment: dict[str, str], tmp_path: Path) -> None:
     shutil.copytree(EXAMPLE / "tests", tmp_path / "tests")
     call(

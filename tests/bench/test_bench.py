@@ -42,13 +42,22 @@ PROMISED = ["job", "engine", "strategy", "device", "precision", "unit", "repeats
 ENGINES_HERE = [name for name in ("serial", "batched", "pool") if name in ENGINES]
 
 
+QUICK = {
+    ("mlp", "serial"),
+    ("mlp", "batched"),
+    ("mlp", "pool"),
+    ("dkd", "serial"),
+    ("lora", "serial"),
+}
+
+
 @pytest.mark.parametrize(
     ("name", "engine"),
     [
         pytest.param(
             name,
             engine,
-            marks=[pytest.mark.long] if JOBS[name].build and engine != "serial" else [],
+            marks=[] if (name, engine) in QUICK else [pytest.mark.long],
         )
         for name in JOBS
         for engine in ENGINES_HERE
@@ -66,7 +75,7 @@ def test_every_job_runs(name: str, engine: str) -> None:
     assert page([entry], here).row_count == 1
 
 
-@pytest.mark.parametrize("name", ["mlp", "dkd"])
+@pytest.mark.parametrize("name", [pytest.param("mlp", marks=pytest.mark.long), "dkd"])
 def test_the_choice_is_compared_with_every_single_strategy_and_the_loop(name: str) -> None:
     here = setting(engine="batched", device="cpu", repeats=1)
     runner = Bench(here, sized(device=CPU, small=True), strategies=True)

@@ -83,6 +83,7 @@ def uploaded(folder: Path) -> list[int]:
     return [after - before for before, after in pairwise(totals)]
 
 
+@pytest.mark.long
 def test_a_deployment_gives_what_serial_gives_outlives_a_node_and_leaves_nothing_running(
     tmp_path: Path,
 ) -> None:

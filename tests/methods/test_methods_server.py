@@ -497,6 +497,7 @@ def test_two_rounds_with_public_data_equal_the_plain_computation(
     assert distance(ours(f"fedavg({LOCAL})", start), expected) > 1e-4
 
 
+@pytest.mark.long
 def test_the_public_cases_differ_from_each_other() -> None:
     """Else agreement with the plain computation would mean little."""
     ends = [ours(text, network("plain"), public=public()) for text, _, _ in CASES]

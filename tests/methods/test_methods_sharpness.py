@@ -93,6 +93,7 @@ def test_rounds_equal_the_plain_computation(
     compare_rounds(text, make, settings, kind)
 
 
+@pytest.mark.long
 def test_the_cases_differ_from_each_other_and_from_fedavg() -> None:
     """Else agreement would mean little."""
     texts = [*(text for text, _, _ in FIRST), f"fedavg({L})", f"scaffold({L})"]

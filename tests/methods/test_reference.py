@@ -263,6 +263,7 @@ def _accuracy(net: nn.Module, x: Tensor, y: Tensor) -> float:
     return float((net.eval()(x).argmax(1) == y).double().mean())
 
 
+@pytest.mark.long
 def test_the_plain_computation_is_sensitive_to_what_it_should_tell_apart() -> None:
     """Else agreement would mean little: each of these pairs must differ by far more than the
     tolerance.

@@ -113,16 +113,21 @@ def check(case: Case, way: str, method: str, tolerance: float = 1e-10) -> None:
         assert row == row_again
 
 
-QUICK = [
+QUICK = [(way, "feddkd") for way in ("serial", "vmap")]
+LONG = [
     (way, method)
     for way in WAYS
     for method in METHODS
-    if way in ("serial", "vmap") or method == "feddkd"
+    if (way in ("serial", "vmap") or method == "feddkd") and (way, method) not in QUICK
 ]
-THOROUGH = [(way, method) for way in WAYS for method in METHODS if (way, method) not in QUICK]
+THOROUGH = [
+    (way, method) for way in WAYS for method in METHODS if (way, method) not in (*QUICK, *LONG)
+]
 
 
-@pytest.mark.parametrize(("way", "method"), QUICK)
+@pytest.mark.parametrize(
+    ("way", "method"), [*QUICK, *(pytest.param(*case, marks=pytest.mark.long) for case in LONG)]
+)
 @pytest.mark.parametrize("name", CASES)
 def test_a_users_network_computes_what_it_would_with_torch_optim(
     name: str, way: str, method: str

@@ -308,7 +308,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.long)],
+)
 def test_a_signal_lets_the_round_end_and_the_next_start_goes_on(
     number: signal.Signals, status: int, tmp_path: Path, whole: Path
 ) -> None:
@@ -339,6 +342,7 @@ def test_a_signal_lets_the_round_end_and_the_next_start_goes_on(
     assert content(tmp_path / "cut") == content(whole)
 
 
+@pytest.mark.long
 def test_runs_killed_at_any_moment_end_in_the_same_bits() -> None:
     script = SUPPORT.parents[1] / "tools" / "sigkills.py"
     done = subprocess.run(
