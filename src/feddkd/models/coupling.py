@@ -31,8 +31,8 @@ def couples_examples(
 
     That is: their outputs, their gradient, or the buffers.
 
-    `net` is the module with the same numbers. A network that takes batches of one size only counts
-    as one that couples.
+    `net` is the module with the same numbers. A network that fails in a trial counts as one that
+    couples.
     """
     try:
         drawn = _drawn_shapes(net, x) if mode == "train" else []
